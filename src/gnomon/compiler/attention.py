@@ -4,10 +4,12 @@ PyTorch's scaled_dot_product_attention is one ATen operation on a CPU. Its produ
 instruction for pairs of them can do, and a causal one multiplies what is above the diagonal too. `fuse(graph)` puts an
 `Attention` and an `AttentionBackward` in place of it and of its gradients, whose kernels (cpp/attention.cpp,
 cpp/attention_backward.cpp) hold a block of scores in cache; in float32 also in the place of two matrix products with a
-scale, a mask and a softmax between, as eager models write attention, where nobody else reads the probabilities (a
-backward does). They are tried like any group. A head is one thread's, so
-results are the same with any number of threads. Bfloat16 where the processor has AVX-512 BF16, float32 on all. Leaves
-out dropout, other dtypes, and heads whose size is no multiple of 16 up to 128: these stay ATen's.
+scale, a mask and a softmax between, as eager models write attention, where nothing else reads the probabilities (a
+backward does). Each is compared with ATen's on the first inputs of each size, in results and time, and kept or given
+back (`tried`). One thread computes a head, so results are the same with any number of threads. Bfloat16 where the
+processor has AVX-512 BF16, float32 on all. Leaves out dropout, other dtypes, and heads whose size is no multiple of 16
+up to 128: these stay ATen's.
+Shapes: queries (batch, heads, S, depth), keys and values (batch, heads, T, depth).
 Source: the order of the work is that of Dao, FlashAttention-2 (2023).
 """
 
@@ -31,17 +33,19 @@ aten = torch.ops.aten
 FORWARD = aten._scaled_dot_product_flash_attention_for_cpu.default
 BACKWARD = aten._scaled_dot_product_flash_attention_for_cpu_backward.default
 DEPTHS = range(16, 129, 16)
-"""Sizes of a head that the kernels know."""
+"""Sizes of a head for which the kernels are written."""
 PARALLEL = 1 << 18
-"""Products of numbers from which on threads share the heads."""
+"""Multiply-adds of q kᵀ (batch x heads x S x T x depth) from which on threads share the heads."""
 MASKS = {torch.float32: 1, torch.bfloat16: 2}
-"""Kinds of masks that are added, as cpp/attention.h has them; 0 is none."""
+"""Dtype of a mask that is added -> its `mask_kind` in cpp/attention.h, where 0 is no mask."""
 CPP = Path(__file__).with_name("cpp")
 _SIZES = "batch heads queries keys depth causal parallel".split()
 
 
 def _fields(inputs: str, outputs: str) -> list[tuple[str, Any]]:
-    """Sizes, scale, the tensors that are read, the mask, sums of rows, and results, with their strides."""
+    """Fields of a kernel's argument: sizes, scale, the tensors that are read, the mask, sums of rows, and results; of
+    each tensor its address and its strides in numbers. `hollow` is what the forward writes for a row all of whose
+    scores are masked by -inf: 0 as ATen's operation does, or NaN as a softmax that is written out."""
     scales = ["scale", "hollow"] if outputs == "out" else ["scale"]
     whole = [*_numbers(_SIZES), *((name, ctypes.c_double) for name in scales), *_tensors(inputs.split())]
     mask = [("mask", ctypes.c_void_p), *_numbers(f"mask_{name}" for name in ("kind", *"bhst"))]
@@ -53,6 +57,7 @@ def _numbers(names: Iterable[str]) -> list[tuple[str, Any]]:
 
 
 def _tensors(names: Sequence[str]) -> list[tuple[str, Any]]:
+    """Addresses of all, then strides of each along batch, heads and positions; the last dim is dense."""
     pointers: list[tuple[str, Any]] = [(name, ctypes.c_void_p) for name in names]
     return pointers + _numbers(f"{name}_{dim}" for name in names for dim in "bhs")
 
@@ -70,7 +75,7 @@ class _AttentionBackwardCall(ctypes.Structure):
 
 
 def text(name: str, dtype: torch.dtype) -> str:
-    """C++ of a kernel."""
+    """The C++ source of a kernel (`attention` or `attention_backward`) for a dtype."""
     return text_of(CPP / f"{name}.cpp", dtype)
 
 
@@ -81,7 +86,7 @@ def kernel(name: str, dtype: torch.dtype) -> Callable[[Any], int] | None:
 
 
 def dtypes() -> tuple[torch.dtype, ...]:
-    """Those that kernels are made for on this processor."""
+    """Dtypes for which kernels are made on this processor."""
     paired = this_machine().isa.name == "avx512_bf16"
     return (torch.float32, torch.bfloat16) if paired else (torch.float32,)
 
@@ -94,7 +99,8 @@ class Attention(TriedKernel):
     name = "attention"
 
     def __init__(self, causal: bool, scale: float | None, fixed: bool, dtype: torch.dtype = torch.bfloat16) -> None:
-        """Is not tried yet. scale: of scores; None for depth to the power of -1/2. fixed: no size changes."""
+        """Makes a kernel that was not timed yet. scale: of scores; None for depth to the power of -1/2. fixed: whether
+        all sizes are constants of the graph."""
         self.text = text(self.name, dtype)
         super().__init__(self.name, f"{self.text}// {causal} {scale}", fixed)
         self.causal, self.scale = causal, scale
@@ -117,6 +123,8 @@ class Attention(TriedKernel):
         return [*FORWARD(q, k, v, 0.0, self.causal, attn_mask=mask[0] if mask else None, scale=self.scale)]
 
     def _fill(self, call: Any, q: Tensor, k: Tensor, mask: Sequence[Tensor], tensors: dict[str, Tensor]) -> None:
+        """Writes sizes, scale, and addresses and strides of tensors and mask into a kernel's argument. A mask is
+        broadcast by strides of 0."""
         call.batch, call.heads, call.queries, call.depth = q.shape
         call.keys, call.causal = k.shape[2], int(self.causal)
         call.scale = q.shape[3] ** -0.5 if self.scale is None else self.scale
@@ -142,7 +150,8 @@ class AttentionBackward(Attention):
         g, q, k, v, out = (_dense(one) for one in args[:5])
         sums, *mask = args[5:]
         function = kernel(self.name, q.dtype)
-        if function is None or not q.numel() or k.shape[2] < 2:  # with one key, what would be 0 is rounding
+        # With one key the gradient of the scores is 0, which the kernel would get as a difference of rounded numbers.
+        if function is None or not q.numel() or k.shape[2] < 2:
             return self.aten(*args)
         gradients = [_turned(one.shape, one.dtype) for one in (q, k, v)]
         call, names = _AttentionBackwardCall(), "g q k v out sums dq dk dv".split()
@@ -156,14 +165,15 @@ class AttentionBackward(Attention):
 
 
 class WrittenAttention(Attention):
-    """Attention that is written as two matrix products with a softmax between, of float32: of queries (..., S, depth),
-    keys turned (..., depth, T), values (..., T, depth) and a mask to add, where there is one. Scores do not go to
-    memory."""
+    """Attention written as two matmuls with a softmax between, in float32: of queries (..., S, depth), transposed keys
+    (..., depth, T), values (..., T, depth) and a mask to add, where there is one; ... is batch x heads, or both.
+    Returns (batch x heads, S, depth) as the second matmul does. Scores do not go to memory."""
 
     several = False
 
     def __init__(self, scale: float, divided: bool, sizes: tuple[int, int]) -> None:
-        """Is not tried yet. scale: what scores are multiplied with, or divided by. sizes: batch and heads."""
+        """Makes a kernel that was not timed yet. scale: what scores are multiplied by, or `divided` by. sizes: (batch,
+        heads)."""
         super().__init__(False, 1.0 / scale if divided else scale, True, torch.float32)
         self.source += f" written {scale} {divided} {sizes}"
         self.scores, self.divided, self.sizes = scale, divided, sizes
@@ -192,17 +202,19 @@ class WrittenAttention(Attention):
 
 
 def _turned(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
-    """(batch, heads, positions, ...) as ATen lays its results: heads of a position beside each other."""
+    """An empty tensor (batch, heads, positions, ...) laid as ATen lays its results: (batch, positions, heads, ...) in
+    memory."""
     batch, heads, positions, *rest = shape
     return torch.empty((batch, positions, heads, *rest), dtype=dtype).transpose(1, 2)
 
 
 def _dense(one: Tensor) -> Tensor:
+    """The tensor, copied unless its last dim is dense, as the kernels read it."""
     return one if one.stride(3) == 1 else one.contiguous()
 
 
 def fuse(graph: fx.Graph) -> list[Attention]:
-    """Puts our operation in place of each attention that the kernels know; returns them."""
+    """Puts an `Attention` in place of each attention of the graph that the kernels can compute; returns them."""
     calls: list[Attention] = []
     for node in list(graph.nodes):
         found = _attention(node)
@@ -218,13 +230,14 @@ def fuse(graph: fx.Graph) -> list[Attention]:
     return [*calls, *_fuse_written(graph)]
 
 
-# ---- as two products
+# ---- attention written as two matmuls
 SAME = (aten.view.default, aten._unsafe_view.default, aten.reshape.default, aten.expand.default, aten.clone.default)
-"""What leaves numbers and their order, where it leaves the sizes or joins batch and heads."""
+"""Operations that keep numbers and their order where they keep the shape, or join or part batch and heads; whoever
+skips them checks the shapes."""
 
 
 def _fuse_written(graph: fx.Graph) -> list[Attention]:
-    """Puts a `WrittenAttention` in the place of each product of a softmax of a product that nobody else reads."""
+    """Puts a `WrittenAttention` in place of each matmul of a softmax of a matmul that nothing else reads."""
     calls: list[Attention] = []
     for node in list(graph.nodes):
         found = _written(node)
@@ -235,7 +248,7 @@ def _fuse_written(graph: fx.Graph) -> list[Attention]:
             new = graph.call_function(call, tuple(tensors))
         new.meta.update(node.meta)
         node.replace_all_uses_with(new)
-        waiting = [node]
+        waiting = [node]  # erased from the last product up, as far as nothing else reads them
         while waiting:
             one = waiting.pop()
             if not one.users and one.op == "call_function":
@@ -247,14 +260,14 @@ def _fuse_written(graph: fx.Graph) -> list[Attention]:
 
 
 def _floats(node: Any) -> Tensor | None:
-    """The fake tensor of a node of float32 numbers of fixed sizes, none of which is 0."""
+    """The fake tensor of a node on the CPU, if it is float32 of constant sizes, none of which is 0; else None."""
     value = _plain(node)
     fixed = value is not None and all(isinstance(size, int) and size > 0 for size in value.shape)
     return value if fixed and value is not None and value.dtype == torch.float32 else None
 
 
 def _source(node: Node, batch: int, heads: int) -> Node:
-    """Finds where numbers of (batch heads, ...) or (batch, heads, ...) come from, through views and copies."""
+    """Follows views and copies of (batch x heads, ...) or (batch, heads, ...) up to the node that they are of."""
     rest = list(node.meta["val"].shape[-2:])
     shapes = ([batch, heads, *rest], [batch * heads, *rest])
     while node.target in SAME and _floats(node.args[0]) is not None and list(node.args[0].meta["val"].shape) in shapes:
@@ -263,10 +276,11 @@ def _source(node: Node, batch: int, heads: int) -> Node:
 
 
 def _written(node: Node) -> tuple[WrittenAttention, list[Node]] | None:
-    """Reads softmax(q k' scale + mask) v, of which nobody reads what lies between."""
+    """Recognises the last matmul of softmax(q kᵀ · scale + mask) v; None where something else reads what lies between,
+    or the kernels do not fit. Returns the kernel and its (queries, transposed keys, values[, mask])."""
     if node.target is not aten.bmm.default or _floats(node) is None:
         return None
-    inside: list[Node] = []
+    inside: list[Node] = []  # all nodes between: each must have one reader
 
     def up(one: Node) -> Node:
         while one.target in SAME and one.args[0].meta["val"].numel() == one.meta["val"].numel():
@@ -312,20 +326,22 @@ def _written(node: Node) -> tuple[WrittenAttention, list[Node]] | None:
 
 
 def kernel_sizes(values: Sequence[Any]) -> int | None:
-    """The size of a head, where the kernels know it; values: queries, keys turned, values."""
+    """The size of a head if the kernels have it, else None. values: queries, transposed keys, values."""
     q, k, v = values
     depth = int(q.shape[-1])
     return depth if depth == k.shape[-2] == v.shape[-1] and depth in DEPTHS else None
 
 
 def _attention(node: Node) -> tuple[Attention, list[Node]] | None:
-    """Ours and its tensors; None for other nodes, and for what the kernels do not know."""
+    """The kernel for ATen's attention or its backward, and the tensors that it reads; None for other nodes, and where
+    the kernels do not fit."""
+    # The first arguments are tensors: q k v, or grad q k v out logsumexp; dropout_p and is_causal follow.
     count = {FORWARD: 3, BACKWARD: 6}.get(node.target) if node.op == "call_function" else None
     if count is None:
         return None
     tensors = list(node.args[:count])
-    optional, usual = list(node.args[count:]), [0.0, False]
-    dropout, causal = optional + usual[len(optional) :]
+    optional, defaults = list(node.args[count:]), [0.0, False]
+    dropout, causal = optional + defaults[len(optional) :]
     mask, scale = node.kwargs.get("attn_mask"), node.kwargs.get("scale")
     if not (isinstance(dropout, float) and dropout == 0 and isinstance(causal, bool) and _positive(scale)):
         return None
@@ -334,6 +350,7 @@ def _attention(node: Node) -> tuple[Attention, list[Node]] | None:
     if set(node.kwargs) - {"attn_mask", "scale"} or any(value is None for value in values):
         return None
     q, k, v = values[:3] if count == 3 else values[1:4]
+    # All but the log-sum-exp (the sixth, always float32) are of one dtype.
     if q.dtype not in dtypes() or {one.dtype for one in values[: min(count, 5)]} != {q.dtype} or not _fit(q, k, v):
         return None
     if masks and (values[-1].dtype not in MASKS or values[-1].dim() > 4):
@@ -348,6 +365,7 @@ def _positive(scale: Any) -> bool:
 
 
 def _plain(node: Any) -> Tensor | None:
+    """The fake tensor of a node if it is dense, on the CPU and not a lazy negation; else None."""
     value = node.meta.get("val") if isinstance(node, fx.Node) else None
     if not isinstance(value, Tensor) or value.device.type != "cpu" or value.layout != torch.strided:
         return None
@@ -355,7 +373,7 @@ def _plain(node: Any) -> Tensor | None:
 
 
 def _fit(q: Any, k: Any, v: Any) -> bool:
-    """Whether sizes are what the kernels know: as many heads, and one size of them."""
+    """Whether q, k and v have as many heads as each other, all of one size that the kernels have."""
     if not all(one.dim() == 4 and isinstance(one.shape[3], int) for one in (q, k, v)):
         return False
     depths = {one.shape[3] for one in (q, k, v)}

@@ -4,9 +4,9 @@
 `fuse(graph)` puts a `Recurrent` in place of those. It multiplies the inputs of all steps at once by the library, then
 calls the kernel (cpp/recurrent.cpp), which walks the steps with recurrent weights that were packed once: each thread
 keeps the units, and so the weights, that it had in the step before. Its compilation knows neither the number of steps
-nor the batch. It is tried like any group (`gate`), once for each size of both: equal to ATen and not slower, or given
-back. Float32 and bfloat16, in which weights, inputs and outputs lie while sums and states are floats. Training has
-operations of its own (`recurrent_training`). Leaves out projections: those graphs are PyTorch's own.
+nor the batch. It is timed like any group (`gate`), once for each size of both: kept where it is equal to ATen and takes
+at most SHARE of its time. Float32 and bfloat16; of bfloat16 are weights, inputs and outputs, while sums and states are
+floats. Training has operations of its own (`recurrent_training`). Leaves out projections: those graphs stay PyTorch's.
 Source: Zhang et al., DeepCPU (USENIX ATC 2018); of its partitions of the recurrent product the one by units reads
 weights once and states once a thread, the least for batches that are small beside the hidden size.
 """
@@ -32,9 +32,10 @@ from gnomon.compiler.tried import MEMORY, text_of
 
 GATES = {"lstm": 4, "gru": 3}
 PARALLEL = 1 << 16
-"""Products of one step from which on several threads share it: less takes no longer than their waiting."""
+"""Multiply-adds of one step's recurrent product from which on several threads share it: less takes no longer than
+their waiting for each other."""
 HEADER = 32
-"""Floats before the packed weights: digests of the weights that they were made of."""
+"""Floats before the packed weights, which hold digests of the weights that were packed."""
 SHARE = 0.93
 """Of ATen's time that the kernel may take in a trial: the compiled call comes on top (compiler_recurrent.md)."""
 MOST_PACKED = 16
@@ -42,7 +43,7 @@ MOST_PACKED = 16
 
 library = torch.library.Library("gnomon", "FRAGMENT")
 OPTIONS = "Tensor[] weights, bool biases, int layers, bool bidirectional, bool batch_first"
-"""What the kernels read and write, by its name in C++."""
+"""The arguments that both operations have after x and the states, in the language of PyTorch's schemas."""
 library.define(f"lstm(Tensor x, Tensor h, Tensor c, {OPTIONS}) -> (Tensor, Tensor, Tensor)")
 library.define(f"gru(Tensor x, Tensor h, {OPTIONS}) -> (Tensor, Tensor)")
 
@@ -57,12 +58,13 @@ def _gru(x: Tensor, h: Tensor, weights: list[Tensor], *options: Any) -> Any:
     return torch.gru(x, h, weights, biases, layers, 0.0, any(training), bidirectional, batch_first)
 
 
-def shapes(x: Tensor, *states: Any) -> tuple[Tensor, ...]:
-    """Results of either without values: the output, whose steps are outermost in memory, and the last states."""
-    *tensors, _weights, _biases, _layers, bidirectional, batch_first = states
+def shapes(x: Tensor, *arguments: Any) -> tuple[Tensor, ...]:
+    """Results of either operation without values: the output (steps, batch, directions x hidden), steps outermost in
+    memory whatever `batch_first`, and the last states. arguments: as in the schema, states first."""
+    *states, _weights, _biases, _layers, bidirectional, batch_first = arguments
     steps, batch = (x.shape[1], x.shape[0]) if batch_first else (x.shape[0], x.shape[1])
-    out = x.new_empty(steps, batch, tensors[0].shape[2] * (2 if bidirectional else 1))
-    return (out.transpose(0, 1) if batch_first else out, *[s.new_empty(s.shape) for s in tensors])
+    out = x.new_empty(steps, batch, states[0].shape[2] * (2 if bidirectional else 1))
+    return (out.transpose(0, 1) if batch_first else out, *[s.new_empty(s.shape) for s in states])
 
 
 for _name, _function in (("lstm", _lstm), ("gru", _gru)):
@@ -73,8 +75,8 @@ OPERATIONS: dict[Any, str] = {torch.ops.gnomon.lstm.default: "lstm", torch.ops.g
 
 # ---- before AOTAutograd
 def keep(module: fx.GraphModule) -> bool:
-    """Makes each `torch.lstm` and `torch.gru` of a graph of Dynamo's one operation. False where one must not be: it
-    would be unrolled, so the graph is to run as it is."""
+    """Makes each `torch.lstm` and `torch.gru` of a graph of Dynamo's one operation of ours. False where one cannot be:
+    AOTAutograd would unroll it into its steps, so the graph is to run in eager mode."""
     with_grad, changed = torch.is_grad_enabled(), False
     if not has_compiler():
         return not any(node.target in _CALLS for node in module.graph.nodes)
@@ -102,13 +104,14 @@ _CALLS = {torch.lstm: "lstm", torch.gru: "gru"}
 
 
 def _kept(node: Node, with_grad: bool) -> tuple[Any, tuple[Any, ...]] | None:
-    """Our operation and its arguments, or None."""
+    """Our operation for a call of `torch.lstm` or `torch.gru`, and its arguments; None where ours does not do the same:
+    dropout between layers, packed sequences, projections, autocast, other dtypes or devices."""
     if node.kwargs or len(node.args) != 9 or torch.is_autocast_enabled("cpu"):
         return None
     x, states, weights, biases, layers, dropout, training, bidirectional, batch_first = node.args
     states = list(states) if isinstance(states, (list, tuple)) else [states]
     if isinstance(dropout, fx.Node):  # with dynamic=True a number that may change: asking guards it
-        dropout = dropout.meta.get("example_value", 1.0)
+        dropout = dropout.meta.get("example_value", 1.0)  # unknown: taken as dropout
     if not isinstance(weights, (list, tuple)) or (training and layers > 1 and dropout != 0.0):
         return None
     values: list[Any] = [
@@ -118,7 +121,7 @@ def _kept(node: Node, with_grad: bool) -> tuple[Any, tuple[Any, ...]] | None:
         return None
     directions = 2 if bidirectional else 1
     if values[0].dim() != 3 or len(weights) != layers * directions * (4 if biases else 2):
-        return None  # one that is packed, or has projections
+        return None  # a packed sequence, or projections
     if any(isinstance(n, fx.Node) and "autocast" in str(n.target) for n in node.graph.nodes):
         return None
     learns = with_grad and any(value.requires_grad for value in values)
@@ -128,11 +131,12 @@ def _kept(node: Node, with_grad: bool) -> tuple[Any, tuple[Any, ...]] | None:
 
 
 def operation_of(name: str, learns: bool) -> Any:
-    """Ours for `lstm` or `gru`; learns: that which keeps what its backward needs (`recurrent_training`)."""
+    """Our operation for `lstm` or `gru`; learns: the one that keeps what its backward needs (`recurrent_training`)."""
     return getattr(torch.ops.gnomon, f"{name}_kept" if learns else name).default
 
 
 def plain(value: Any) -> bool:
+    """Whether a value is a dense tensor on the CPU of a dtype that the kernels read."""
     dense = isinstance(value, Tensor) and value.device.type == "cpu" and value.layout == torch.strided
     return dense and value.dtype in MEMORY
 
@@ -164,7 +168,7 @@ def fuse(graph: fx.Graph, learner: Callable[[Layers], Any]) -> list[Any]:
 
 @dataclass(frozen=True, slots=True)
 class Layers:
-    """What an `nn.LSTM` or `nn.GRU` is, but for its sizes."""
+    """The form of an `nn.LSTM` or `nn.GRU`, without its sizes."""
 
     name: str
     biases: bool
@@ -172,10 +176,10 @@ class Layers:
     directions: int
     batch_first: bool
     states: int
-    """Tensors of state: 2 of an LSTM, 1 of a GRU."""
+    """The number of its state tensors: 2 of an LSTM (h, c), 1 of a GRU."""
 
     def aten(self, *args: Tensor, grad: bool = False) -> tuple[Tensor, ...]:
-        """Runs ATen's operation on x, the states, and the weights. grad: in a way that autograd can go back."""
+        """Runs ATen's operation on x, the states, and the weights. grad: with autograd's graph recorded."""
         function = _lstm if self.name == "lstm" else _gru
         tensors, weights = args[: 1 + self.states], list(args[1 + self.states :])
         options = (self.biases, self.layers, self.directions == 2, self.batch_first)
@@ -217,14 +221,14 @@ class Recurrent:
         self.__name__, self.__module__ = f"recurrent_{layers.name}", __name__  # what fx calls a node
         self.layers = layers
         self.hidden: int | None = None
-        """Units, where the graph says."""
+        """The size of a state, once a graph gives it."""
         self.trials: dict[tuple[int, ...], Trial] = {}
         self.packed: dict[int, Tensor] = {}
-        """Address of recurrent weights -> what they were packed to."""
+        """Address of recurrent weights -> these weights packed; `_checked` sees to it that they still are."""
 
     def __call__(self, *args: Tensor) -> tuple[Tensor, ...]:
-        """(output, last states ...). Each size of steps and batch is tried on its first inputs, then the kernel's or
-        ATen's."""
+        """Returns (output, last states ...). Each size of steps and batch (`size_key`) is timed on its first inputs;
+        from then on the kernel runs, or ATen's operation."""
         if not fits(args, self.layers) or kernel(args[0].dtype) is None:
             return self.layers.aten(*args)
         first, second = args[0].shape[:2]
@@ -245,15 +249,15 @@ class Recurrent:
         return self.layers.aten(*args) if outputs is None else outputs[0]
 
     def _checked(self, call: _RecurrentCall, w_h: Tensor, _: int) -> bool:
-        """Runs with the weights packed before, where they are still the same. False where somebody writes them
-        meanwhile."""
+        """Runs the kernel with the weights packed before if their digests are the same, else packs them again first.
+        False where another thread writes the weights meanwhile."""
         run, packed = kernel(w_h.dtype), self.packed.get(w_h.data_ptr())
         assert run is not None
         if packed is not None:
             call.packed = packed.data_ptr()
             if not run(call, CHECK_AND_RUN):
                 return True
-        packed = packed_memory(w_h)  # its own: another thread may read what it replaces
+        packed = packed_memory(w_h)  # new memory: another thread may still read the old
         call.packed = packed.data_ptr()
         run(call, PACK)
         if len(self.packed) >= MOST_PACKED * self.layers.layers * self.layers.directions:
@@ -263,27 +267,30 @@ class Recurrent:
 
 
 def packed_memory(w_h: Tensor) -> Tensor:
-    """Room for recurrent weights (gates x hidden, hidden) in panels."""
+    """Empty memory for recurrent weights (gates x hidden, hidden) in panels of as many units as a register has lanes,
+    after HEADER floats."""
     lanes = this_machine().isa.lanes
     units = -(-w_h.shape[1] // lanes) * lanes
     return torch.empty(HEADER + -(-units * w_h.shape[0] * w_h.element_size() // 4), dtype=torch.float32, device="cpu")
 
 
 def threads_for(gates: int, hidden: int, batch: int, units: int) -> int:
-    """Threads that share a step; units: that one of them has at least."""
+    """The number of threads that share a step. units: the fewest that one of them has."""
     several = gates * hidden * hidden * batch >= PARALLEL
     return min(torch.get_num_threads(), -(-hidden // units)) if several else 1
 
 
 Runner = Callable[[_RecurrentCall, Tensor, int], bool]
-"""Runs the kernel on one direction of one layer: of its call, the recurrent weights and its number; False: not run."""
+"""Runs the kernel on one direction of one layer: (its argument, recurrent weights, layer x directions + direction) ->
+whether it ran."""
 
 
 def forward(
     spec: Layers, args: Sequence[Tensor], runner: Runner, saved: Sequence[Tensor] | None = None
 ) -> tuple[tuple[Tensor, ...], list[Tensor]] | None:
-    """Runs all layers. Returns (output and last states, outputs of all layers but the last); None where the runner does
-    not. kept: of each direction of each layer, room for what its backward needs."""
+    """Runs all layers. args: x, the states, the weights of each direction of each layer. saved: for each of these,
+    memory for what its backward needs. Returns ((output, last states ...), outputs of all layers but the last), or None
+    where the runner returns False."""
     x, *states = args[: 1 + spec.states]
     weights, dtype = args[1 + spec.states :], args[0].dtype
     if spec.batch_first:
@@ -293,6 +300,7 @@ def forward(
     ends = [torch.empty_like(state) for state in starts]
     each, between = 4 if spec.biases else 2, []
     for layer in range(spec.layers):
+        # Each direction writes its own columns of y.
         y = torch.empty((steps, batch, hidden * spec.directions), dtype=dtype, device="cpu")
         for direction in range(spec.directions):
             n = layer * spec.directions + direction
@@ -319,20 +327,20 @@ def forward(
 
 
 def _inputs(x: Tensor, w_x: Tensor, b_x: Tensor | None) -> Tensor:
-    """What all steps' inputs give (steps, batch, gates): what came as (batch, steps, inputs) is multiplied as it
-    lies."""
+    """x (steps, batch, inputs) times w_xᵀ for all steps at once: (steps, batch, gates x hidden), the last dim dense.
+    An x that lies in memory as (batch, steps, inputs) is multiplied so, without a copy of it."""
     if x.stride(0) < x.stride(1):
         return F.linear(x.transpose(0, 1), w_x, b_x).contiguous().transpose(0, 1)
     return F.linear(x, w_x, b_x).contiguous()
 
 
 def size_key(steps: int, batch: int) -> tuple[int, ...]:
-    """What one trial speaks for: sizes by powers of two, and threads."""
+    """The key of a trial, which speaks for all sizes between the same powers of two, at this number of threads."""
     return (int(steps - 1).bit_length(), int(batch - 1).bit_length(), torch.get_num_threads())
 
 
 def fits(args: Sequence[Tensor], layers: Layers) -> bool:
-    """Whether the kernel can read these: at least one step and row, weights as modules have them."""
+    """Whether the kernel can read these tensors: one dtype that it has, no empty input, contiguous weights."""
     weights = args[1 + layers.states :]
     return (
         args[0].dtype in MEMORY

@@ -1,12 +1,13 @@
-"""A load played through an engine's scheduler on a virtual clock: when each request waited, began, and ended.
+"""A load played through an engine's scheduler on a virtual clock: when each request came, began, and ended.
 
-An engine whose host prepares an iteration while another runs (`Engine.host_overlap`) takes in the next what had come
-when the last began.
+An engine whose host prepares an iteration while another runs (`Engine.host_overlap`) admits to the next one only what
+had come when the one before it began.
 
 `replay(load, price, blocks)` drives `scheduler.Scheduler` with the ticks of `iteration.IterationPrice`. Between events
-(somebody comes who could be admitted, somebody finishes, blocks run out) a decode-only batch does not change, so many
-iterations are taken at once; `one_by_one` takes them singly and gives the same times to the bit. Leaves out requests
-that are cancelled, and the network to the client.
+(a request comes that could be admitted, one finishes, blocks run out) a decode-only batch does not change, so many
+iterations are taken at once; `one_by_one` takes them singly and gives the same times to the bit. Times inside are whole
+ticks (TICKS_PER_S), so that sums do not depend on their order. Leaves out requests that are cancelled, and the network
+to the client.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from gnomon.serving.requests import Load
 from gnomon.serving.scheduler import Arrival, Scheduler
 
 MOST_SAMPLES = 4096
-"""The number of points on the curves over time."""
+"""The most points of the curves over time."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,7 +68,7 @@ class PlayedLoad:
 
 
 class TickColumns:
-    """Columns of ticks, one entry a request."""
+    """Times of requests in ticks, one entry a request; `begun` and `second` are -1, `first` is 0 until it is known."""
 
     def __init__(self, count: int) -> None:
         self.arrival = [0] * count
@@ -114,8 +115,8 @@ class TickColumns:
 
 
 def replay(load: Load, price: IterationPrice, blocks: int, *, one_by_one: bool = False) -> PlayedLoad:
-    """Plays a load. blocks: KV blocks of the engine. InputError for a request that its memory or context never
-    holds."""
+    """Plays a load through the engine of `price`. blocks: KV blocks that it has. InputError for a request that these
+    can never hold, or that its limits on a batch never admit."""
     requests, engine = load.requests, price.engine
     count = len(requests)
     scheduler = Scheduler(engine, blocks)
@@ -124,14 +125,14 @@ def replay(load: Load, price: IterationPrice, blocks: int, *, one_by_one: bool =
     wait = [ticks(engine.request_s + engine.request_token_s * r.input_len) for r in requests]
     # open: every request at its own time; closed: as many as there are clients, then one for each that ends
     closed = load.concurrency is not None
-    begin = min(load.concurrency, count) if load.concurrency is not None else count
-    for key in range(begin):
+    num_open = min(load.concurrency, count) if load.concurrency is not None else count
+    for key in range(num_open):
         times.arrival[key] = 0 if closed else ticks(requests[key].arrival_s)
     # Two heaps: what comes (arrivals by time) and what ends (decode steps by number). Between events the batch is
     # constant.
-    due: list[tuple[int, int]] = [(times.arrival[key] + wait[key], key) for key in range(begin)]
+    due: list[tuple[int, int]] = [(times.arrival[key] + wait[key], key) for key in range(num_open)]
     heapq.heapify(due)
-    following = begin
+    following = num_open  # closed: the request that a client sends when its last one has ended
     ends: list[tuple[int, int]] = []
     """(decode step at which it has its last token, key); entries of preempted requests are skipped."""
     ends_at: dict[int, int] = {}
@@ -140,32 +141,35 @@ def replay(load: Load, price: IterationPrice, blocks: int, *, one_by_one: bool =
     """Requests whose prompts ended since the last decode -> when: their next gap begins there."""
     last_token: dict[int, int] = {}
     """Preempted requests -> when they had their last token: their gap ends with the prompt that is computed again."""
-    now = last_decode = busy = weighted = weight = 0
+    now = last_decode = busy = 0
+    weighted = weight = 0  # decoding requests x ticks, and ticks, of iterations with decodes: `mean_running`
     iterations = preemptions = done = 0
     finished: list[int] = []
+    """Requests that have ended in the last iteration, which the scheduler hears of with the next."""
     samples: list[tuple[float, int, int, float]] = []
     every, since = 1, 0
     poll, looked = engine.poll_steps, engine.poll_steps
-    """Iterations of decodes alone since it looked at what has come."""
+    """`looked`: iterations of decodes alone since the engine looked for arrivals, which it does every `poll` of them;
+    `poll` itself: it looks before the next iteration."""
     reads = bool(price.shape.encoder)
-    """Whether an encoder reads prompts: an answer then begins with a token of its own."""
+    """Whether an encoder reads the prompt; the decoder's prompt is then one token."""
     holds = engine.group_wait_steps if price.serving.dp > 1 else 0
-    open_keys: set[int] = set()
-    """Requests that waited for other groups."""
+    """Iterations that a request waits, once, where data-parallel groups run attention apart from each other."""
+    waited: set[int] = set()
+    """Requests that have waited so."""
     launched = 0
     """When the last iteration began: what comes later is not in the next one where that is prepared meanwhile."""
     while done < count:
         arrivals: list[Arrival] = []
-        idle = scheduler.running == len(finished)
+        idle = scheduler.running == len(finished)  # whatever runs has just finished
         if looked >= poll or idle:
             looked %= poll
         until = now if idle or not engine.host_overlap else launched
         while due and due[0][0] <= until and (idle or not looked):
             _, key = heapq.heappop(due)
-            # Groups that attend by themselves wait for each other: a request that comes mid-way waits some iterations
-            # once.
-            if holds and key not in open_keys and not idle:
-                open_keys.add(key)
+            # Data-parallel groups wait for each other: a request that comes while they run waits some iterations once.
+            if holds and key not in waited and not idle:
+                waited.add(key)
                 step = price.decode_ticks(len(scheduler.decoding), scheduler.kv, 1, scheduler.sources)
                 heapq.heappush(due, (now + holds * step, key))
                 continue
@@ -182,21 +186,21 @@ def replay(load: Load, price: IterationPrice, blocks: int, *, one_by_one: bool =
             # Stop at the next arrival that could be admitted, on the iteration at which the engine looks (`poll`).
             if jump > 1 and due and (poll > 1 or holds or scheduler.may_admit()):
                 room = due[0][0] - now
-                first = _until(room, jump, scheduler, price) if room > 0 else 0
-                first += engine.host_overlap  # it is prepared for while one more runs
+                before_it = _until(room, jump, scheduler, price) if room > 0 else 0
+                before_it += engine.host_overlap  # one more runs while that with the arrival is prepared
                 # Rounded up to the next multiple of `poll` from the last look.
-                jump = min(jump, -(-(looked + max(first, 1)) // poll) * poll - looked)
+                jump = min(jump, -(-(looked + max(before_it, 1)) // poll) * poll - looked)
         if jump > 1:
             decodes, keys = scheduler.advance(jump)
             sources = scheduler.sources
             spent = price.decode_ticks(decodes, keys, jump, sources)
             launched = now + spent - price.decode_ticks(decodes, keys + (jump - 1) * decodes, 1, sources)
             looked += jump
-            first = price.decode_ticks(decodes, keys, 1, sources) if fresh or last_decode != now else 0
-            _gaps(gap_ticks, gap_counts, fresh, now, last_decode, first, decodes, times)
-            rest = spent - first if first else spent
-            if first:
-                gap_ticks.append(rest / max(jump - 1, 1))
+            # The first of the iterations ends gaps that began elsewhere than at the last decode: it is counted apart.
+            first_ticks = price.decode_ticks(decodes, keys, 1, sources) if fresh or last_decode != now else 0
+            _gaps(gap_ticks, gap_counts, fresh, now, last_decode, first_ticks, decodes, times)
+            if first_ticks:
+                gap_ticks.append((spent - first_ticks) / max(jump - 1, 1))
                 gap_counts.append((jump - 1) * decodes)
             else:
                 gap_ticks.append(spent / jump)
@@ -251,9 +255,8 @@ def replay(load: Load, price: IterationPrice, blocks: int, *, one_by_one: bool =
                         times.second[key] = now
                 fresh[key] = now
                 run = scheduler.decoding[key]
-                left_now = run.most - 1
-                ends_at[key] = scheduler.steps + left_now
-                heapq.heappush(ends, (scheduler.steps + left_now, key))
+                ends_at[key] = scheduler.steps + run.most - 1
+                heapq.heappush(ends, (ends_at[key], key))
         while ends and ends[0][0] <= scheduler.steps:
             at, key = heapq.heappop(ends)
             # A preempted request's old end is stale: its entry does not match and is skipped.

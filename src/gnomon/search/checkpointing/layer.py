@@ -3,8 +3,8 @@
 `layer_ways(context)` lowers a budget of bytes step by step, and for each solves an integer programme: a yes-or-no
 variable for each tensor (kept), and for each op (run again). A tensor that backward reads is kept or its op is run
 again, and what an op run again reads is kept or recomputed too. With `offload` a tensor may wait on the host instead,
-and the same is done for several amounts of bytes that do. What copies cost follows from what they are beside, so it is
-left to `checkpointing.plan`, as is which layer takes which way. The layer's input is kept.
+and the same is done for several limits on the bytes that do. What copies to and from the host cost follows from what
+runs beside them, so it is left to `checkpointing.plan`, as is which layer takes which way. The layer's input is kept.
 """
 
 from __future__ import annotations
@@ -30,25 +30,27 @@ COARSER = 4
 """How many times farther apart ways with tensors on the host are."""
 
 TIE = 1e-4
-"""Weight of bytes beside seconds, both as shares of the most: of ways that take as long the one that keeps least."""
+"""Weight of bytes beside seconds in the objective, both as shares of the layer's most: of ways that recompute as long,
+the one that keeps least is chosen."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Way:
-    """What a layer keeps."""
+    """What a layer keeps between forward and backward, and what recomputing the rest takes."""
 
     saved_names: tuple[str, ...]
-    """Tensors that are kept of those that the layer makes; its input is kept anyway. All others are recomputed."""
+    """Tensors that are kept of those that the layer makes; its input is kept anyway. All others are recomputed. Empty
+    where `everything` is kept."""
     away: tuple[str, ...] = ()
-    """Those that wait on the host."""
+    """Tensors that wait on the host."""
     everything: bool
-    """Keeps everything, so that nothing is recomputed."""
+    """Whether everything is kept, so that nothing is recomputed."""
     price: LayerPrice
-    """With it."""
+    """The layer's price with it."""
 
     @property
     def bytes(self) -> int:
-        """Kept of one microbatch, the layer's input too."""
+        """Bytes kept on the device for one microbatch, the layer's input too."""
         return sum(tensor.bytes for tensor in self.price.saved)
 
     @property
@@ -58,7 +60,7 @@ class Way:
 
     @property
     def seconds(self) -> float:
-        """Seconds to recompute the rest, once."""
+        """Seconds of recomputing the rest for one microbatch."""
         return self.price.recompute.device_s
 
     @property
@@ -74,10 +76,12 @@ def layer_ways(
     """Ways from the most bytes to the fewest, each the fastest with so few bytes; the first keeps everything.
 
     resolution: how far apart they are, as a share of all bytes; 0 for every way there is. offload: shares of all bytes
-    that may wait on the host; for each the same, coarser, after those where none does. InputError without scipy.
+    that may wait on the host; ways for each follow those where none does, COARSER times as far apart. Of these, only
+    ways stay than which no other is as good in bytes, host bytes and seconds. InputError without scipy.
     """
     layer = _LayerProgramme(context)
     ways = tuple(_ways(layer, resolution))
+    # A way is left out where the next, with fewer bytes, takes no longer.
     ways = tuple(way for way, less in zip_longest(ways, ways[1:]) if less is None or less.seconds > way.seconds)
     for share in offload:
         ways += tuple(_ways(layer, COARSER * resolution, int(share * layer.most)))[1:]
@@ -85,7 +89,8 @@ def layer_ways(
 
 
 def _undominated(ways: tuple[Way, ...]) -> tuple[Way, ...]:
-    """Those than which none is as good in all three, each once."""
+    """The first way, and those than which no other is better in one of bytes, host bytes and seconds and as good in the
+    others; of equal ones the first."""
     table = np.array([(way.bytes, way.offload_bytes, way.seconds) for way in ways])
     out = []
     for at, way in enumerate(ways):
@@ -96,12 +101,13 @@ def _undominated(ways: tuple[Way, ...]) -> tuple[Way, ...]:
     return tuple(out)
 
 
-def _ways(layer: _LayerProgramme, resolution: float, away: int = 0) -> Iterator[Way]:
-    """away: bytes that may wait on the host."""
+def _ways(layer: _LayerProgramme, resolution: float, away_budget: int = 0) -> Iterator[Way]:
+    """Yields the fastest way for budgets of fewer and fewer bytes. away_budget: bytes that may wait on the host."""
     yield layer.everything()
-    least, size = max(1, int(resolution * layer.most)), layer.most
+    step, size = max(1, int(resolution * layer.most)), layer.most
     while size > 0:
-        chosen = layer.fastest(max(size - least, 0), away)
+        # From what the last way kept, which may be far less than its budget.
+        chosen = layer.fastest(max(size - step, 0), away_budget)
         if chosen is None:
             return
         way = layer.way(*chosen)
@@ -110,7 +116,7 @@ def _ways(layer: _LayerProgramme, resolution: float, away: int = 0) -> Iterator[
 
 
 def _policy(saved_names: frozenset[str], away: frozenset[str]) -> tuple[tuple[str, Action], ...]:
-    """Everything is recomputed but what is named."""
+    """A policy by which what is named is kept, or waits on the host, and everything else is recomputed."""
     named: list[tuple[str, Action]] = [
         (name, "offload" if name in away else "keep") for name in sorted(saved_names | away)
     ]
@@ -118,7 +124,12 @@ def _policy(saved_names: frozenset[str], away: frozenset[str]) -> tuple[tuple[st
 
 
 class _LayerProgramme:
-    """The programme of one layer."""
+    """The integer programme of one layer.
+
+    seconds: of running each op again, by its path. needed: the tensors that backward reads and an op of the layer
+    makes; most: their bytes. sizes: bytes of these and of all other activations that a recomputation may read. Views
+    count as the tensor that they are of (`roots`).
+    """
 
     def __init__(self, context: LocalContext) -> None:
         self.pricing: LayerPricing = layer_pricing(context)
@@ -143,8 +154,8 @@ class _LayerProgramme:
         return Way(saved_names=(), everything=True, price=price)
 
     def way(self, saved_names: frozenset[str], away: frozenset[str] = frozenset()) -> Way:
-        """These are kept or wait on the host, as far as backward or what is run again reads them; the block's inputs
-        are kept anyway."""
+        """The way that keeps these tensors, and has `away` of them on the host, as far as backward or what is run again
+        reads them; the block's inputs are kept anyway."""
         inputs = {*self.block.inputs}
         saving = LayerSaving(policy=_policy(saved_names - inputs, away), input="keep")
         price = self.pricing.price(saving, whole=False)
@@ -152,18 +163,20 @@ class _LayerProgramme:
         return Way(saved_names=own, away=tuple(sorted(away)), everything=False, price=price)
 
     def fastest(self, budget: int, away_budget: int = 0) -> tuple[frozenset[str], frozenset[str]] | None:
-        """Tensors of `sizes` to keep, within as many bytes, and to send to the host, so that recomputation takes
-        least."""
+        """The tensors of `sizes` to keep, of `budget` bytes at most, and those to send to the host, of `away_budget` at
+        most, for which recomputation takes least; None where no choice fits. Seconds and bytes enter as shares of the
+        whole, so that coefficients are near 1."""
         total, most = max(sum(self.seconds.values()), 1e-30), max(self.most, 1)
         programme = Programme()
         keep = {name: programme.variable(TIE * size / most) for name, size in self.sizes.items()}
         again = {op.path: programme.variable(self.seconds[op.path] / total) for op in self.block.ops}
         may_go = self.sizes if away_budget else ()
+        # Dearer than keeping, so that nothing goes to the host where the budget has room for it.
         away = {name: programme.variable(2 * TIE * self.sizes[name] / most) for name in may_go}
-        for name in self.needed:  # kept, on the host, or recomputed
+        for name in self.needed:  # keep + again(its op) + away >= 1
             there = {away[name]: -1.0} if away else {}
             programme.at_most({keep[name]: -1.0, again[self.maker[name].path]: -1.0, **there}, -1)
-        for op in self.block.ops:  # what is run again reads what is kept or recomputed
+        for op in self.block.ops:  # again(op) <= keep + again(its op) + away, for each tensor that the op reads
             for name in dict.fromkeys(self.roots[name] for name in op.inputs):
                 if not self.block.tensor(name).is_activation or name in self.inputs_kept:
                     continue

@@ -1,6 +1,6 @@
 """`gnomon bench-serve`: a server under a load, measured.
 
-`run(options)` sends the requests, prints percentiles as predictions have them, and returns 0; 1 if some failed. Leaves
+`run(options)` sends the requests, prints the same percentiles as a prediction, and returns 0; 1 if some failed. Leaves
 out predictions (`predict_serve`).
 """
 
@@ -30,10 +30,11 @@ from gnomon.serving.measured import MeasuredLoad
 from gnomon.serving.requests import Load, at_rate, closed, from_csv, poisson
 
 REQUESTS, INPUT_LEN, OUTPUT_LEN = 32, 128, 32
+"""Requests, and tokens of each, where neither a trace nor options say them."""
 
 
 def run(options: BenchOptions) -> int:
-    """Drives the server, prints the figures and writes the file."""
+    """Sends the requests, prints the figures and writes the file. RunError where no request is answered."""
     need_torch("driving a server")
     load, key = load_of(options), options.api_key or os.environ.get(KEY, "")
     with _server(options) as url:
@@ -56,7 +57,10 @@ def run(options: BenchOptions) -> int:
 
 
 def load_of(options: BenchOptions) -> Load:
-    """A trace, or requests that are alike."""
+    """The requests to send: a trace's, or alike ones. InputError for options that contradict each other.
+
+    Requests come at the trace's times, at a rate (Poisson), or each when one of `concurrency` clients is free.
+    """
     if options.concurrency is not None and options.rate is not None:
         raise InputError("--concurrency and --rate both say how requests come; use one of them")
     if options.requests is not None:
@@ -78,7 +82,7 @@ def load_of(options: BenchOptions) -> Load:
 
 
 def _message(answer: str) -> str:
-    """What a server's error says: OpenAI's field of it, or the whole."""
+    """The text of a server's error: the `error.message` of OpenAI's API, or the whole answer."""
     try:
         return str(json.loads(answer)["error"]["message"])
     except (ValueError, KeyError, TypeError):
@@ -87,7 +91,10 @@ def _message(answer: str) -> str:
 
 @contextlib.contextmanager
 def _server(options: BenchOptions) -> Iterator[str]:
-    """The address of the target; a folder is served meanwhile."""
+    """Yields the address of the target. A folder is served by a process of ours, which ends with the context.
+
+    InputError for an address without http://, RunError where the folder's server does not come up.
+    """
     if options.target.startswith(("http://", "https://")):
         yield options.target
         return

@@ -1,7 +1,8 @@
 """Processes of live jobs on this machine: start one, see whether it lives, ask it to stop, read how it ended.
 
-Each job has a process beside it (`gnomon.fleet.child`) that holds the job's lock, whoever started it and whether the
-controller lives. The lock is the job's own process's too: it is held as long as either lives. Leaves out deciding.
+Each job has a process beside it (`gnomon.fleet.child`), which outlives the controller and records how the job began and
+ended. Both that process and the job's own hold the lock of the file `NAME.lock`, so the job lives as long as the lock
+is held, whichever controller started it. Leaves out which jobs are started and stopped (`live`).
 """
 
 from __future__ import annotations
@@ -24,20 +25,21 @@ class Processes(Protocol):
     """What the controller asks of the machine."""
 
     def start(self, name: str, attempt: int, known: int, command: Sequence[str], devices: Sequence[int]) -> None:
-        """Starts a job. Nothing happens where one of its processes lives, or an attempt after `known` began: it may
-        have done the job already."""
+        """Starts a job's command on devices, by their indices. Nothing is run where one of its processes lives, or
+        where an attempt after `known`, the last whose end is journalled, began: that one may have done the job
+        already."""
 
     def alive(self, name: str) -> bool:
-        """Whether a process of the job lives, or is about to."""
+        """Whether a process of the job lives, or has been started and is coming up."""
 
     def stop(self, name: str) -> None:
-        """Ask the job's process to end, once however often it is called."""
+        """Asks the job's process to end; it is asked once, however often this is called."""
 
     def began(self, name: str) -> int:
-        """The last attempt whose process came to the job; 0 for none."""
+        """The number of the last attempt whose process came up; 0 for none."""
 
     def last_end(self, name: str) -> tuple[int, int] | None:
-        """(attempt, exit status) of the last attempt that ended by itself."""
+        """(attempt, exit status) of the last attempt whose end was recorded; None for none."""
 
 
 @dataclass(slots=True)
@@ -45,13 +47,14 @@ class LocalProcesses:
     """Processes of this machine."""
 
     folder: Path
-    """Of locks, records and logs."""
+    """The folder of locks, records and logs."""
     children: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
-    """Those that this controller started."""
+    """Name of a job -> the process beside it, if this controller started it."""
 
     def start(self, name: str, attempt: int, known: int, command: Sequence[str], devices: Sequence[int]) -> None:
-        """Starts a job under a child process of ours, as `Processes` has it."""
+        """Starts the process beside the job, which starts the job or, under the conditions of `Processes`, ends."""
         words = [sys.executable, "-m", "gnomon.fleet.child", str(self.folder), name, str(attempt), str(known), "--"]
+        # A device's index counts within CUDA_VISIBLE_DEVICES of the controller, where that is set.
         visible = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
         own = [visible[number] if number < len(visible) and visible[0] else str(number) for number in devices]
         environment = {**os.environ, "CUDA_VISIBLE_DEVICES": ",".join(own)}
@@ -60,7 +63,7 @@ class LocalProcesses:
         )
 
     def alive(self, name: str) -> bool:
-        """Says whether one of the job's processes lives."""
+        """Says whether the process beside the job lives, or anybody holds the job's lock."""
         child = self.children.get(name)
         if child is not None:
             if child.poll() is None:
@@ -77,10 +80,10 @@ class LocalProcesses:
             return False
 
     def stop(self, name: str) -> None:
-        """Sends SIGTERM to the process alongside the job, which passes it on once; if that is gone, the job gets it."""
+        """Sends SIGTERM to the process beside the job, which passes it on once; if that is gone, to the job itself."""
         began = read_began(self.folder, name)
         if began is None:
-            return  # it has not come so far: asked again at the next look
+            return  # it is still coming up: the controller calls again when it next looks
         for pid in (began.beside, began.job):
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGTERM)

@@ -22,10 +22,11 @@ from gnomon.hardware.usual import plain, usual
 from gnomon.schema.toml import parse_toml
 from gnomon.units import MAX_DEVICES
 
+# (a x)(b x)name: a is a number of nodes where b is there too.
 _PART = re.compile(r"(?:(?P<a>[0-9]{1,18})x)?(?:(?P<b>[0-9]{1,18})x)?(?P<name>[a-z0-9][a-z0-9._-]*)")
 
 _NO_NAME = re.compile(r"[0-9][0-9.e]*x|[0-9]{1,2}$")
-"""More counts, or one alone, where a name should stand."""
+"""A name that begins with a third count, or is a count alone: such a part is refused as unreadable."""
 
 
 def parse_cluster(spec: str) -> Cluster:
@@ -33,9 +34,9 @@ def parse_cluster(spec: str) -> Cluster:
 
     spec: parts joined by `+`, each `NODESxDEVICESxDEVICE`, `DEVICESxDEVICE` (one node), `NODESxNODE` or a bare name;
         or the path of a file (it ends with `.toml` or holds a `/`). A device may be named as people type it, as in
-        `8xA100-80G` or `h100:8` (`hardware.usual`), which an assumption says. `local` is this machine as `gnomon
-        calibrate` measured it, `local:2` two processes of it; without a calibration one process or as many as asked,
-        guessed.
+        `8xA100-80G` or `h100:8` (`hardware.usual`); an assumption then names the device taken. `local` is this machine
+        as `gnomon calibrate` measured it, `local:2` two processes of it; without a calibration it is guessed, one
+        process or as many as asked.
     Raises CatalogueError for a name, a count or a form that cannot be; InputError for a file that cannot be read.
     """
     text = spec.strip()
@@ -57,15 +58,18 @@ def parse_cluster(spec: str) -> Cluster:
 
 def local_cluster(num_processes: int) -> Cluster:
     """This machine as `num_processes` ranks joined by loopback; what one process gets of it is a guess."""
-    of = catalogue.device("cpu-process")
-    node = catalogue.build_node(catalogue.node_row("local"), of, num_processes)
+    device = catalogue.device("cpu-process")
+    node = catalogue.build_node(catalogue.node_row("local"), device, num_processes)
     return Cluster(
-        name=f"{num_processes}x{of.name}", groups=(NodeGroup(node=node),), assumptions=_unchecked(of) + _unchecked(node)
+        name=f"{num_processes}x{device.name}",
+        groups=(NodeGroup(node=node),),
+        assumptions=_unchecked(device) + _unchecked(node),
     )
 
 
 def _local(count: int | None) -> Cluster:
-    """Describes this machine: measured if there is a calibration, else guessed, and said to be."""
+    """This machine as so many processes (None: as measured, or one): from its calibration, or guessed where there is
+    none, which an assumption says."""
     path = local_file()
     if path.is_file():
         return with_processes(load_cluster_file(path), count)
@@ -101,6 +105,8 @@ def load_cluster(text: str | bytes, *, source: str = "cluster.toml") -> Cluster:
 
 
 def _filled_group(group: Any) -> Any:
+    """A table of `groups` with catalogue names replaced by their full tables: the node's, and inside the node those of
+    its device and links. What is not such a table stays, for the reader to refuse with its path."""
     if not isinstance(group, dict) or "node" not in group:
         return group
     node = _filled(group["node"], catalogue.node)
@@ -126,6 +132,8 @@ def _filled(value: Any, look_up: Any) -> Any:
 
 
 def _part(part: str, spec: str) -> tuple[list[NodeGroup], list[str]]:
+    """(groups, assumptions) of one part of a spec. A name is looked up as a device, as a node, then as people type
+    devices. spec: the whole, for errors. CatalogueError for what cannot be read, a count of 0, and an unknown name."""
     match = _PART.fullmatch(part)
     if match is None or _NO_NAME.match(match["name"]):
         raise CatalogueError(
@@ -139,6 +147,7 @@ def _part(part: str, spec: str) -> tuple[list[NodeGroup], list[str]]:
     if (device := catalogue.find_device(name)) is not None:
         return _of_device(device, numbers)
     if name in catalogue.node_names(aliases=True):
+        # `2xNODE` counts nodes, `2x4xNODE` nodes of 4 of its devices, `NODE` is one.
         count, devices = (*numbers, None, None)[:2] if numbers else (1, None)
         node = catalogue.node(name, devices)
         return [NodeGroup(node=node, count=count or 1)], list(_unchecked(node.device) + _unchecked(node))
@@ -153,6 +162,8 @@ def _part(part: str, spec: str) -> tuple[list[NodeGroup], list[str]]:
 
 
 def _of_device(device: Device, numbers: list[int]) -> tuple[list[NodeGroup], list[str]]:
+    """(groups, assumptions) of `NODESxDEVICESxDEVICE`, `DEVICESxDEVICE` or `DEVICE`, in nodes like the catalogue's
+    usual one for the device. numbers: the counts that were written."""
     row = catalogue.default_row(device)
     nodes, per_node = (numbers[0], numbers[1]) if len(numbers) == 2 else (1, numbers[0] if numbers else 1)
     groups = []
@@ -161,6 +172,8 @@ def _of_device(device: Device, numbers: list[int]) -> tuple[list[NodeGroup], lis
     if len(numbers) == 1 and per_node > row.count and per_node % row.count == 0:
         nodes, per_node = per_node // row.count, row.count
         assumptions.append(f"{numbers[0]} x {device.name}: taken as {nodes} nodes of {per_node}")
+    # Nodes of a tray's size are trays of a rack that share an NVLink domain (or a slice of TPUs): each domain is a
+    # node.
     if row.tray == per_node and nodes > 1:
         groups = _racks(row, device, nodes)
         sizes = ", ".join(f"{group.count} x {group.node.count}" for group in groups)
@@ -180,8 +193,8 @@ def _domain(device: Device) -> str:
 def _racks(row: catalogue.NodeRow, device: Device, trays: int) -> list[NodeGroup]:
     """Trays spread evenly over as few racks as hold them, as schedulers give blocks of alike segments (64 trays are 4
     racks of 16, not 3 of 18 and one of 10); where that leaves a rest, racks are filled one after the other."""
-    tray = row.tray or row.count
-    whole = row.count // tray
+    tray = row.tray or row.count  # devices
+    whole = row.count // tray  # trays of a full rack
     racks = -(-trays // whole)
     if trays % racks == 0:
         return [NodeGroup(node=catalogue.build_node(row, device, trays // racks * tray), count=racks)]
@@ -191,6 +204,7 @@ def _racks(row: catalogue.NodeRow, device: Device, trays: int) -> list[NodeGroup
 
 
 def _unchecked(what: Device | Node) -> tuple[str, ...]:
+    """An assumption that names the figures of a catalogue entry that were not checked against its source, if any."""
     if what.confidence == "checked":
         return ()
     figures = ", ".join(what.unchecked) or "all figures"

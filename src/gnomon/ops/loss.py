@@ -1,6 +1,7 @@
 """Losses: `cross_entropy` of logits and labels, `mse` of two tensors.
 
-A loss over a divided vocabulary adds up its statistics over the ranks. Leaves out weights of several losses.
+Over a vocabulary that is divided over tp, ranks exchange each token's statistics, or gather the logits. Leaves out
+the weights of several losses.
 """
 
 from __future__ import annotations
@@ -20,23 +21,27 @@ from gnomon.tensors.tensor import Tensor
 
 
 def _dims(op: Op, block: Tensors) -> Problem:
-    """A number, or one for each label."""
+    """A problem unless logits (…, vocab) and integer labels (…) give one number (reduction) or one for each label."""
     logits, labels, out = (block.tensor(name) for name in (*op.inputs[:2], op.outputs[0]))
     fits = not labels.is_float and logits.dims[:-1] == labels.dims and out.dims in ((), labels.dims)
     return None if fits else cannot_write(op, block)
 
 
 def _mse_dims(op: Op, block: Tensors) -> Problem:
+    """A problem unless prediction and target have the same dims and the loss is one number."""
     prediction, target, out = (block.tensor(name) for name in (*op.inputs[:2], op.outputs[0]))
     return None if prediction.dims == target.dims and out.dims == () else cannot_write(op, block)
 
 
 def _saves(op: Op, block: Tensors, needs_grad: Collection[str]) -> tuple[str, ...]:
-    """Logits, labels and the log-sum-exp of each row."""
+    """Backward reads the logits, the labels and, where a kernel writes it, the log-sum-exp of each row."""
     return (*op.inputs[:2], *op.outputs[1:])
 
 
 def _steps(op: Op, low: Steps, kernels: Kernels) -> None:
+    """Lowers cross-entropy to what the stack's kernels do (`Kernels.cross_entropy`): one fused kernel that also writes
+    each row's log-sum-exp; or logits copied to fp32, their log-softmax, and the loss of what the labels choose.
+    `in_place`: the log-softmax overwrites the copy, so that only one fp32 tensor of the logits' size is held."""
     how = kernels.cross_entropy
     logits = low.block.tensor(op.inputs[0])
     if how == "fused":
@@ -44,19 +49,21 @@ def _steps(op: Op, low: Steps, kernels: Kernels) -> None:
         return
     wide = replace(logits, name="wide", dtype="fp32")
     copy = low.step(op, "fp32", "cast", (logits.name,), wide)
-    over = {"in_place": True} if how == "in_place" else {}
-    logp = low.step(op, "log_probs", "softmax", (copy,), wide, attrs=attrs(fn="log", **over))
+    in_place = {"in_place": True} if how == "in_place" else {}
+    logp = low.step(op, "log_probs", "softmax", (copy,), wide, attrs=attrs(fn="log", **in_place))
     low.ops.append(replace(op, inputs=(logp, *op.inputs[1:]), attrs=attrs(nll=True)))
 
 
 def _price(op: Op) -> Curve:
-    """Prices the loss: of a log-softmax only what the labels choose is read."""
+    """The curve of the loss: a reduction over logits, or after a log-softmax (`nll`) a look-up of one number a
+    label."""
     return "labels" if op.attr("nll", False) else once("reduce")
 
 
 def _loss(op: Op, setting: Division, plain: Strategy) -> tuple[Strategy, ...]:
-    """Loss over a divided vocabulary, as Megatron-LM's: all-reduces of each token's maximum, target logit and sum of
-    exponentials, in fp32; nothing in backward. Without `loss_parallel` the logits are gathered instead."""
+    """Strategies of the loss. Over a vocabulary that is divided over tp, as in Megatron-LM: three all-reduces in the
+    forward, of each token's maximum, target logit and sum of exponentials in fp32, and none in the backward. Without
+    `loss_parallel` the logits are gathered instead."""
     vocab = plain.inputs[0].dim_of("tp")
     if vocab is None or is_sequence(vocab):
         return (plain,)
@@ -65,7 +72,7 @@ def _loss(op: Op, setting: Division, plain: Strategy) -> tuple[Strategy, ...]:
     if not setting.layout.loss_parallel:
         inputs = tuple(sharding.without("tp") for sharding in plain.inputs)
         return (Strategy(name="gathered", inputs=inputs, outputs=outputs, grad_partial=plain.grad_partial),)
-    # One fp32 number a token in each.
+    # Bytes of each all-reduce: one fp32 number a token.
     size = row_elements(op, setting, plain.inputs[0], vocab) * 4
     inside = tuple(own_collective(op, setting, "all_reduce", "tp", size, "forward", op.outputs[0]) for _ in range(3))
     return (

@@ -5,6 +5,10 @@ required, and a key that changes the mathematics and is not understood is an err
 public code computes it (joined projections, ALiBi, norms over all heads, multipliers) is said in a note. They are
 Graphs without a config, since neither the runtime nor the job files of other programs say what tells them from Llamas.
 Mixtures of experts are in `mixtures`, decoders of GPT's time in `older`.
+
+A reader takes the file's keys, the model's name, the options and the list that notes are added to, and asks for every
+key of its configuration class: what is left is unknown. `options.complete` is the Graph that is run; without it the
+Graph that is priced leaves out what costs next to nothing (multipliers, layers without rotary angles).
 """
 
 from __future__ import annotations
@@ -35,6 +39,7 @@ GELU_TANH = {"gelu_pytorch_tanh": "gelu_tanh"}
 
 
 def _phi3(k: Keys, name: str, options: ReadOptions, notes: Notes) -> Graph:
+    """Reads Phi-3 and Phi-4: a Llama with joined projections and, in some, a window."""
     for key in ("attention_dropout", "resid_pdrop", "embd_pdrop"):
         k.must_be(key, 0.0, 0)
     k.must_be("attention_bias", False)
@@ -51,13 +56,14 @@ def _phi3(k: Keys, name: str, options: ReadOptions, notes: Notes) -> Graph:
 
 
 def _smollm3(k: Keys, name: str, options: ReadOptions, notes: Notes) -> Graph:
+    """Reads SmolLM3: a Llama some of whose layers have no rotary positions."""
     layers = k.integer("num_hidden_layers")
     k.must_be("attention_dropout", 0.0, 0)
     k.must_be("use_sliding_window", False)
     check_layer_types(k, ["full_attention"] * layers)
     k.ignore("max_position_embeddings", "sliding_window", "pretraining_tp")
     rope_layers, every = k.raw("no_rope_layers"), k.integer("no_rope_layer_interval", 4)
-    # Every so many layers one turns no queries and keys (NoPE).
+    # NoPE: every fourth layer, or those with a 0 in no_rope_layers, has no rotary positions.
     rotated = tuple((i + 1) % every != 0 for i in range(layers))
     if isinstance(rope_layers, list) and len(rope_layers) == layers:
         rotated = tuple(bool(one) for one in rope_layers)
@@ -66,19 +72,20 @@ def _smollm3(k: Keys, name: str, options: ReadOptions, notes: Notes) -> Graph:
             name=name,
             **sizes_of(k, tied=True),
             **biases_of(k),
-            rotated=rotated if options.complete else (True,),  # rotating q and k or not: the least of a layer
+            rotated=rotated if options.complete else (True,),  # rotating q and k takes the least of a layer's time
             activation=k.choice("hidden_act", ACTIVATIONS, "silu"),
         )
     )
 
 
 def _granite(k: Keys, name: str, options: ReadOptions, notes: Notes) -> Graph:
+    """Reads Granite: a Llama with multipliers of embeddings, scores, residuals and logits."""
     if k.number("attention_dropout", 0.0):
         notes.append("attention_dropout is left out")
     k.ignore("max_position_embeddings")
     if not options.complete:
         free_multipliers(k, notes)
-    k.ignore("residual_multiplier", "logits_scaling")
+    k.ignore("residual_multiplier", "logits_scaling")  # of a model that is run, read by its `numerics`
     return decoder(
         DecoderConfig(
             name=name,
@@ -92,6 +99,8 @@ def _granite(k: Keys, name: str, options: ReadOptions, notes: Notes) -> Graph:
 
 
 def _olmo2(k: Keys, name: str, options: ReadOptions, notes: Notes, *, windows: tuple[int, ...] = (0,)) -> Graph:
+    """Reads OLMo 2: norms after attention and feed-forward, and of q and k over all heads at once. windows: repeated
+    over the layers, 0 for none."""
     bias = k.flag("attention_bias", False)
     k.must_be("attention_dropout", 0.0, 0)
     k.ignore("max_position_embeddings")
@@ -113,12 +122,14 @@ def _olmo2(k: Keys, name: str, options: ReadOptions, notes: Notes, *, windows: t
 
 
 def _olmo3(k: Keys, name: str, options: ReadOptions, notes: Notes) -> Graph:
+    """Reads OLMo 3: OLMo 2 with a window in three layers of four."""
     window, layers = k.integer("sliding_window", 4096), k.integer("num_hidden_layers")
     check_layer_types(k, [("sliding" if (i + 1) % 4 else "full") + "_attention" for i in range(layers)])
     return _olmo2(k, name, options, notes, windows=(window, window, window, 0))
 
 
 def _stablelm(k: Keys, name: str, options: ReadOptions, notes: Notes) -> Graph:
+    """Reads StableLM: layer norms with biases, attention and feed-forward side by side in some."""
     for key in ("attention_dropout", "hidden_dropout"):
         k.must_be(key, 0.0, 0)
     k.must_be("qk_layernorm", False)
@@ -137,6 +148,7 @@ def _stablelm(k: Keys, name: str, options: ReadOptions, notes: Notes) -> Graph:
 
 
 def _gemma(k: Keys, name: str, options: ReadOptions, notes: Notes) -> Graph:
+    """Reads Gemma: embeddings times the root of the hidden size, GELU gates, tied weights."""
     sizes = sizes_of(k, tied=True, head_dim=256)
     k.must_be("attention_bias", False)
     k.must_be("attention_dropout", 0.0, 0)
@@ -155,6 +167,8 @@ def _gemma(k: Keys, name: str, options: ReadOptions, notes: Notes) -> Graph:
 
 
 def _gemma3(k: Keys, name: str, options: ReadOptions, notes: Notes) -> Graph:
+    """Reads the text part of Gemma 3: norms before and after, norms of q and k, a window in all layers but every
+    sixth."""
     sizes = sizes_of(k, tied=True, head_dim=256)
     k.must_be("attention_bias", False)
     k.must_be("attention_dropout", 0.0, 0)
@@ -181,6 +195,7 @@ def _gemma3(k: Keys, name: str, options: ReadOptions, notes: Notes) -> Graph:
 
 
 def _query_scale(k: Keys) -> float:
+    """The factor of scores, query_pre_attn_scalar to the power of -1/2. InputError for 0."""
     scalar = k.number("query_pre_attn_scalar", 256)
     if not scalar:
         k.fail("query_pre_attn_scalar", "scores are divided by its root; it is over 0")
@@ -217,6 +232,7 @@ def _cohere(
 
 
 def _cohere2(k: Keys, name: str, options: ReadOptions, notes: Notes) -> Graph:
+    """Reads Command R7B and A: Command R with a window, and rotary positions, in three layers of four."""
     layers, window, every = k.integer("num_hidden_layers"), k.integer("sliding_window", 4096), _pattern(k, 4)
     check_layer_types(k, [("sliding" if (i + 1) % every else "full") + "_attention" for i in range(layers)])
     k.must_be("use_qk_norm", False)
@@ -225,7 +241,7 @@ def _cohere2(k: Keys, name: str, options: ReadOptions, notes: Notes) -> Graph:
 
 
 def _pattern(k: Keys, absent: int) -> int:
-    """Every how many layers one sees all tokens: sliding_window_pattern, a number or letters such as LLLG."""
+    """The period of layers of which the last has no window: sliding_window_pattern, a number or letters as in LLLG."""
     pattern = k.raw("sliding_window_pattern")
     if isinstance(pattern, str) and pattern == "L" * (len(pattern) - 1) + "G":
         return len(pattern)
@@ -233,6 +249,7 @@ def _pattern(k: Keys, absent: int) -> int:
 
 
 def _glm(k: Keys, name: str, options: ReadOptions, notes: Notes, *, order: Order = "pre") -> Graph:
+    """Reads GLM: a Llama with biases of q, k and v, and half of each head rotated."""
     k.must_be("attention_dropout", 0.0, 0)
     k.ignore("max_position_embeddings", "partial_rotary_factor")
     notes.append("its joined projections (gate and up) are counted as products of their own")
@@ -248,10 +265,12 @@ def _glm(k: Keys, name: str, options: ReadOptions, notes: Notes, *, order: Order
 
 
 def _glm4(k: Keys, name: str, options: ReadOptions, notes: Notes) -> Graph:
+    """Reads GLM-4: GLM with norms before and after attention and feed-forward."""
     return _glm(k, name, options, notes, order="both")
 
 
 def _seed_oss(k: Keys, name: str, options: ReadOptions, notes: Notes) -> Graph:
+    """Reads Seed-OSS: a Llama with biases of q, k and v, and with dropout."""
     k.ignore("max_position_embeddings", "pretraining_tp")
     return decoder(
         DecoderConfig(
@@ -268,6 +287,7 @@ def _seed_oss(k: Keys, name: str, options: ReadOptions, notes: Notes) -> Graph:
 
 
 def _ernie(k: Keys, name: str, options: ReadOptions, notes: Notes) -> Graph:
+    """Reads the dense ERNIE 4.5: a Llama whose linears all have biases, or none."""
     bias = k.flag("use_bias", False)
     k.ignore("max_position_embeddings")
     return decoder(
@@ -283,6 +303,8 @@ def _ernie(k: Keys, name: str, options: ReadOptions, notes: Notes) -> Graph:
 
 
 def _exaone4(k: Keys, name: str, options: ReadOptions, notes: Notes) -> Graph:
+    """Reads EXAONE 4: norms after attention and feed-forward, norms of q and k; where there is a window, all layers but
+    every fourth have it, and only these have rotary positions."""
     layers, window = k.integer("num_hidden_layers"), optional_window(k, 4096)
     k.must_be("attention_dropout", 0.0, 0)
     k.ignore("max_position_embeddings")
@@ -307,7 +329,7 @@ def _exaone4(k: Keys, name: str, options: ReadOptions, notes: Notes) -> Graph:
 
 
 def _ungated(k: Keys, name: str, options: ReadOptions, notes: Notes, *, norm: Literal["rms", "layer"] = "rms") -> Graph:
-    """Reads Arcee: a Llama whose feed-forward squares a ReLU in place of a gate."""
+    """Reads Arcee: a Llama without gates, whose activation is the square of a ReLU."""
     k.must_be("attention_dropout", 0.0, 0)
     k.ignore("max_position_embeddings", "partial_rotary_factor", "rope_percent", "rope_percentage", "norm_eps")
     return decoder(
@@ -324,10 +346,12 @@ def _ungated(k: Keys, name: str, options: ReadOptions, notes: Notes, *, norm: Li
 
 
 def _nemotron(k: Keys, name: str, options: ReadOptions, notes: Notes) -> Graph:
+    """Reads Nemotron: Arcee's feed-forward, with layer norms."""
     return _ungated(k, name, options, notes, norm="layer")
 
 
 def _ministral(k: Keys, name: str, options: ReadOptions, notes: Notes) -> Graph:
+    """Reads Ministral: a Llama with a window in all layers, or in those that layer_types names."""
     layers, window = k.integer("num_hidden_layers"), optional_window(k, 4096)
     layer_types = k.raw("layer_types")
     windows: tuple[int, ...] = (window,)
@@ -352,6 +376,7 @@ def _ministral(k: Keys, name: str, options: ReadOptions, notes: Notes) -> Graph:
 
 
 def _ministral3(k: Keys, name: str, options: ReadOptions, notes: Notes) -> Graph:
+    """Reads Ministral 3: a Llama, in some with one window in all layers."""
     k.must_be("attention_dropout", 0.0, 0)
     k.ignore("max_position_embeddings")
     return decoder(
@@ -365,6 +390,7 @@ def _ministral3(k: Keys, name: str, options: ReadOptions, notes: Notes) -> Graph
 
 
 def _olmo(k: Keys, name: str, options: ReadOptions, notes: Notes) -> Graph:
+    """Reads OLMo: a Llama with layer norms that have no weights."""
     bias = k.flag("attention_bias", False)
     k.must_be("attention_dropout", 0.0, 0)
     clipped(k, options, notes)
@@ -551,4 +577,5 @@ DECODERS = (
     ModelType(name="ministral", reader=_ministral, numerics=Usual(), weights=USUAL),
     ModelType(name="ministral3", reader=_ministral3, numerics=None, weights=USUAL),
 )
-"""Dense decoders, but for those of `configured` and `older`."""
+"""The model types of this file: how each is read, what its mathematics takes (`numerics`; None: it is priced and not
+run), and how its weights are named."""

@@ -49,17 +49,17 @@ Longs = NDArray[np.int64]
 Form = Literal["replicas", "stages"]
 
 MOST_STAGES = 16
-"""Ranks of a pipeline over kinds, at most."""
+"""The most ranks of a pipeline whose ranks stand on devices of several kinds."""
 
 MOST_VIRTUAL = 4
-"""Stages on a rank, at most, unless another number is fixed."""
+"""The most stages on a rank, unless another number is fixed."""
 
 ARRANGED = 4
 """Pipelines of up to so many ranks are tried with their kinds in every order; in longer ones a kind's ranks follow
 each other, in every order of the kinds."""
 
 LARGEST_SHARE = 32
-"""Sequences of a microbatch on one worker, at most, where workers share one unevenly."""
+"""The most sequences of a microbatch on one worker, where workers share it unevenly."""
 
 OPEN_FIELDS = (
     "tp", "cp", "ep", "pp", "virtual_stages", "zero", "recompute", "schedule", "sequence_parallel", "context",
@@ -68,7 +68,7 @@ OPEN_FIELDS = (
 that can be divided so (others take the most that divides it)."""
 
 Ranks = tuple[int, ...]
-"""Numbers of ranks, of each kind or pipeline rank."""
+"""A number of ranks for each entry of a shape's `kinds`."""
 
 
 class MixedPoint(NamedTuple):
@@ -207,7 +207,7 @@ class MixedSpace:
 
     @cached_property
     def blocks(self) -> tuple[MixedBlock, ...]:
-        """Every block with at least one point."""
+        """Every block with at least one point; choices that change nothing for a shape are made once."""
         blocks = []
         for shape in self._shapes():
             sequence = self.sequence_parallel if max(shape.tp) > 1 else self.sequence_parallel[:1]
@@ -240,11 +240,13 @@ class MixedSpace:
             yield from combinations(range(len(self.kinds)), size)
 
     def _replicas(self, some: tuple[int, ...], cp: int) -> Iterator[tuple[Form, tuple[int, ...], Ranks, int]]:
+        """Yields (form, kinds, tp of each, pp) of replicas on some kinds: tp and pp are the same for all."""
         for tp, pp in product(self.tp, self.pp):
             if all(self._divides(k, tp * cp, pp) for k in some) and pp <= self.num_layers:
                 yield "replicas", some, (tp,) * len(some), pp
 
     def _pipelines(self, some: tuple[int, ...], cp: int) -> Iterator[tuple[Form, tuple[int, ...], Ranks, int]]:
+        """Yields (form, kind of each pipeline rank, tp of each, pp) of pipelines over some kinds."""
         options = [[(tp, p) for tp in self.tp for p in self._cuts(k, tp * cp)] for k in some]
         # A kind's devices are cut into p pipeline ranks; the tensor axis is one for a kind, wherever its ranks stand.
         for chosen in product(*options):
@@ -255,10 +257,12 @@ class MixedSpace:
                     yield "stages", order, tuple(tp_of[k] for k in order), pp
 
     def _cuts(self, kind: int, ranks: int) -> tuple[int, ...]:
+        """Numbers of pipeline ranks that a kind's devices can be cut into, for workers of so many ranks."""
         return tuple(p for p in divisors(len(self.kinds[kind].devices)) if self._divides(kind, ranks, p))
 
     def _divides(self, kind: int, ranks: int, pp: int) -> bool:
-        """Whether a kind has so many pipeline ranks, with workers of so many ranks inside its nodes."""
+        """Whether a kind's devices make pp pipeline ranks of whole workers of `ranks` ranks (tp x cp) each, which do
+        not straddle nodes."""
         return self.kinds[kind].node.count % ranks == 0 and len(self.kinds[kind].devices) % (ranks * pp) == 0
 
     def _expert_ranks(self, shape: Shape) -> tuple[Ranks, ...]:
@@ -277,7 +281,7 @@ class MixedSpace:
         return tuple(dict.fromkeys(choice for choice in choices if max(choice) >= fixed))
 
     def _rounds(self, pp: int) -> tuple[tuple[int, bool], ...]:
-        """(stages on a rank, whether they turn) of so many pipeline ranks."""
+        """(stages on a rank, V placement) that some schedule takes with so many pipeline ranks."""
         known = [orders.find(name) for name in self.schedule]
         rounds = [(1, False)] if any(order.takes(1) for order in known) and 1 in self.virtual_stages else []
         if pp > 1:
@@ -288,8 +292,8 @@ class MixedSpace:
         return tuple(rounds)
 
     def variants(self, shape: Shape, microbatches: int) -> tuple[tuple[int, str], ...]:
-        """(ZeRO stage, schedule) of a block's points; without a choice where they would change nothing, without
-        ZeRO where some stages have nobody to divide with, and without schedules that have no rows for its numbers."""
+        """(ZeRO stage, schedule) of a block's points: one of those that change nothing, no ZeRO where some stages have
+        one data-parallel rank, and only schedules that are legal for its numbers of ranks and microbatches."""
         key = shape, microbatches
         if key not in self._variants:
             self._variants[key] = self._variants_of(shape, microbatches)
@@ -321,7 +325,8 @@ class MixedSpace:
         return tuple((z, order.name) for z in zeros for order in fits if z < 3 or not order.composite)
 
     def members(self, shape: Shape, microbatches: int) -> int:
-        """Shares, or layers, that a block has."""
+        """The number of ways to give kinds their shares (replicas), or pipeline ranks their layers (stages), in a
+        block."""
         size, workers = self.global_batch // microbatches, self.workers(shape)
         if shape.form == "stages":
             # Every worker takes at least one sequence; equal shares need a whole number each.
@@ -336,7 +341,7 @@ class MixedSpace:
         return sum(self.count(block) for block in self.blocks)
 
     def count(self, block: MixedBlock) -> int:
-        """Points of a block."""
+        """Counts the points of a block."""
         key = block.shape, block.microbatches
         if key not in self._counts:
             self._counts[key] = self.members(*key) * len(self.variants(*key))
@@ -347,14 +352,14 @@ class MixedSpace:
         return {}
 
     def points(self) -> Iterator[MixedPoint]:
-        """All of them, legal or not."""
+        """Yields every point, whether or not its plan passes `check`."""
         for block in self.blocks:
             for layers, shares in self.choices(block):
                 for zero, schedule in self.variants(block.shape, block.microbatches):
                     yield point_of(block, layers, shares, zero, schedule)
 
     def choices(self, block: MixedBlock) -> Iterator[tuple[tuple[int, ...], tuple[int, ...]]]:
-        """(layers of each stage, shares) of each point of a block."""
+        """Yields (layers of each stage, shares) of each way that `members` counts."""
         shape = block.shape
         even = equal_layers(self.num_layers, shape.pp * shape.virtual)
         if shape.form == "replicas":
@@ -371,22 +376,21 @@ class MixedSpace:
                 yield tuple(layers_of_stages(of_ranks, shape.virtual, shape.v_placement)[0].tolist()), ()
 
     def plan(self, point: MixedPoint) -> Plan:
-        """The Plan of a point. Ranks are numbered as the devices that take part are."""
+        """Makes the Plan of a point."""
         devices, parts = self.rank_devices(point.form, point.kinds, point.pp), selectors(self.graph, point.layers)
         # Ranks are numbered in the order of devices, so ranks of a node stay neighbours whatever the kinds' order is.
         used = sorted(device for of_rank in devices for device in of_rank)
         rank_of = {device: rank for rank, device in enumerate(used)}
-        named, meshes = [format_ranks([rank_of[d] for d in of_rank]) for of_rank in devices], self._meshes(point)
+        rank_names, meshes = [format_ranks([rank_of[d] for d in of_rank]) for of_rank in devices], self._meshes(point)
         stages = []
         for stage, calls in enumerate(parts):
             rank = pipeline_rank(stage, point.pp, point.placement)
             mesh, shares = meshes[rank]
-            stages.append(Stage(calls=calls, mesh=mesh, devices=named[rank], shares=shares))
+            stages.append(Stage(calls=calls, mesh=mesh, devices=rank_names[rank], shares=shares))
         base = self.base
         return replace(
             base,
-            mesh=Mesh(),
-            # Stages carry their own meshes, so the plan's mesh is empty.
+            mesh=Mesh(),  # stages have meshes of their own
             stages=tuple(stages),
             schedule=replace(
                 base.schedule,
@@ -408,7 +412,7 @@ class MixedSpace:
         )
 
     def rank_devices(self, form: Form, kinds: tuple[int, ...], pp: int) -> list[tuple[int, ...]]:
-        """Devices of each pipeline rank."""
+        """Indices in the cluster of the devices of each pipeline rank."""
         if form == "replicas":
             # Replicas: pipeline rank r stands on the r-th slice of every kind's devices, so each stage spans all kinds.
             parts = [_cut(self.kinds[k].devices, pp) for k in kinds]
@@ -417,7 +421,7 @@ class MixedSpace:
         return [next(cut[k]) for k in kinds]
 
     def _meshes(self, point: MixedPoint) -> list[tuple[Mesh, tuple[int, ...]]]:
-        """Mesh and shares of each pipeline rank."""
+        """Mesh and shares (sequences of a microbatch by worker; empty: equal) of each pipeline rank."""
         size, cp, ep = self.global_batch // point.microbatches, point.cp, point.ep or (1,) * len(point.kinds)
         workers = self.workers(Shape(point.form, point.kinds, point.tp, point.pp, cp, ep, point.virtual, False))
         if point.form == "replicas":
@@ -433,7 +437,7 @@ class MixedSpace:
 def point_of(
     block: MixedBlock, layers: tuple[int, ...], shares: tuple[int, ...], zero: int, schedule: str
 ) -> MixedPoint:
-    """One of a block's points. layers: of each stage."""
+    """The point of a block with these choices. layers: of each stage; shares: as in `MixedPoint`."""
     shape = block.shape
     return MixedPoint(
         shape.form, shape.kinds, shape.tp, layers, shares, block.microbatches, block.sequence_parallel,
@@ -442,7 +446,7 @@ def point_of(
 
 
 def divisions(layers: int, ranks: int, virtual: int) -> int:
-    """Ways to give ranks their layers, one or more for each of their stages."""
+    """The number of ways to give ranks their layers, where each of a rank's `virtual` stages has at least one."""
     # Compositions of `spare` layers into `ranks` positive parts: C(spare - 1, ranks - 1).
     spare = layers - ranks * (virtual - 1)
     return comb(spare - 1, ranks - 1) if spare >= ranks else 0
@@ -450,7 +454,7 @@ def divisions(layers: int, ranks: int, virtual: int) -> int:
 
 @lru_cache(maxsize=1024)
 def stages_of_ranks(shape: Shape) -> tuple[tuple[int, ...], ...]:
-    """Stages of each pipeline rank, in order."""
+    """Indices of the stages of each pipeline rank, rising."""
     placement = "v" if shape.v_placement else "loop"
     by_rank: list[list[int]] = [[] for _ in range(shape.pp)]
     for stage in range(shape.pp * shape.virtual):
@@ -459,8 +463,8 @@ def stages_of_ranks(shape: Shape) -> tuple[tuple[int, ...], ...]:
 
 
 def layers_of_stages(of_ranks: Sequence[Longs], virtual: int, turned: bool) -> Longs:
-    """[points, stages] layers of each stage, where each rank divides its own over its stages as equally as can be.
-    of_ranks: [points] of each rank."""
+    """[points, stages] layers of each stage, where each rank divides its layers over its stages as equally as can be.
+    of_ranks: for each rank, [points] its layers. turned: V placement."""
     # Round i holds the i-th stage of every rank; a rank with n layers gives its i-th stage ceil((n - i) / virtual).
     rounds = [[(layers + virtual - 1 - i) // virtual for layers in of_ranks] for i in range(virtual)]
     # V placement: odd rounds run backwards over the ranks.
@@ -475,13 +479,14 @@ def deal_out(total: int, workers: int) -> tuple[int, ...]:
 
 
 def equal_layers(num_layers: int, pp: int) -> tuple[int, ...]:
-    """Divides layers as `Plan` does when nothing is said."""
+    """Layers of each stage as `Plan` divides them where it does not say."""
     return deal_out(num_layers, pp)
 
 
 @lru_cache(maxsize=4096)
 def shares_of(size: int, workers: tuple[int, ...], equal: bool) -> tuple[tuple[int, ...], ...]:
-    """Every way to give kinds their sequences of a microbatch: each worker at least one, at most LARGEST_SHARE."""
+    """Every way to give kinds their sequences of a microbatch of `size`: for each of a kind's workers at least one, and
+    at most LARGEST_SHARE. workers: their number by kind. equal: only that in which all workers have as many."""
     if equal:
         share, rest = divmod(size, sum(workers))
         return () if rest or not 1 <= share <= LARGEST_SHARE else (tuple(share * n for n in workers),)
@@ -498,7 +503,7 @@ def shares_of(size: int, workers: tuple[int, ...], equal: bool) -> tuple[tuple[i
 
 @lru_cache(maxsize=4096)
 def _orders(counts: tuple[tuple[int, int], ...]) -> tuple[tuple[int, ...], ...]:
-    """Kinds of the stages, in every order that is tried. counts: (kind, its stages)."""
+    """The orders of kinds along the pipeline that are tried. counts: (kind, its number of pipeline ranks)."""
     total = sum(count for _, count in counts)
     blocks = tuple((kind,) * count for kind, count in counts)
     # Up to ARRANGED ranks every order of kinds is tried; beyond, the ranks of a kind stay together (orders of blocks).
@@ -509,13 +514,14 @@ def _orders(counts: tuple[tuple[int, int], ...]) -> tuple[tuple[int, ...], ...]:
 
 
 def _cut(devices: tuple[int, ...], parts: int) -> list[tuple[int, ...]]:
+    """Cuts devices into so many runs of equal length."""
     size = len(devices) // parts
     return [devices[i * size : (i + 1) * size] for i in range(parts)]
 
 
 @lru_cache(maxsize=1024)
 def selectors(graph: Graph, layers: tuple[int, ...]) -> tuple[tuple[str, ...], ...]:
-    """What each stage computes, as `Stage.calls`."""
+    """The selector (`Stage.calls`) of the layers of each stage. layers: how many each has."""
     whole = Plan(mesh=Mesh(pp=len(layers)), schedule=Schedule(layers_per_stage=layers))
     return tuple(format_layers(part) for part in stage_layers(whole, graph))
 
@@ -530,7 +536,7 @@ def make_mixed_space(
     limits: Iterable[Limit] = (),
     stack: Stack | None = None,
 ) -> MixedSpace:
-    """All choices for a model on heterogeneous devices, less what is fixed, forbidden or beyond the stack.
+    """Lists all choices for a model on heterogeneous devices, less what is fixed, forbidden or beyond the stack.
 
     fixed: one of OPEN_FIELDS -> its value; `pp` is the number of pipeline ranks. PlanError for other fields, and for
     one that is left without a choice.
@@ -583,18 +589,20 @@ def make_mixed_space(
 
 @lru_cache(maxsize=4)
 def _same(space: MixedSpace) -> MixedSpace:
-    """The space, made before if it was: its blocks are listed once for sequences of many lengths."""
+    """The equal space that was made before, if there is one: its blocks are then listed once for workloads that differ
+    only in their lengths."""
     return space
 
 
 def expert_ranks(graph: Graph, most: int) -> tuple[int, ...]:
-    """Numbers of ranks that a model's experts divide over; 1 without any."""
+    """Numbers of ranks, up to `most`, over which every experts dim of a model divides; 1 alone without experts."""
     sizes = {d.size for b in graph.blocks for d in b.dims if d.name.split(".")[-1] == "experts" and d.size}
     return tuple(e for e in range(1, most + 1) if e == 1 or (sizes and not any(n % e for n in sizes)))
 
 
 def _refuse(cluster: Cluster, fixed: Mapping[str, object], limits: Iterable[Limit]) -> None:
-    """PlanError for fields that plans over heterogeneous devices do not have; what they do not use is 1."""
+    """Raises PlanError for a field, fixed or limited, that plans over heterogeneous devices do not have, unless it may
+    be 1."""
     wrong = [name for name, value in fixed.items() if name not in OPEN_FIELDS and value != 1]
     wrong += [limit.field for limit in limits if limit.field not in OPEN_FIELDS and limit.forbids(1)]
     if wrong:

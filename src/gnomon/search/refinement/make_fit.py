@@ -23,7 +23,8 @@ from gnomon.search.space.points import Limit, Point, Space, make_space
 from gnomon.software import Stack
 
 LEAN: Mapping[str, Value] = {"prefetch": 0, "bucket_bytes": BUCKETS[0], "optimizer_offload": True}
-"""Values that spare memory, of choices that the exact search can have in its base plan; what costs most time last."""
+"""Choice -> the value that spares most memory, for choices that the exact search can have in its base plan; the one
+that costs most time last."""
 
 HOST = "activation_offload"
 """The choice that spares memory and that the exact search cannot have."""
@@ -40,11 +41,11 @@ class Spare:
     """What may be changed to spare memory."""
 
     choices: tuple[Choice, ...] = ()
-    """Those that are open (`refinement.choices.allowed`); none leaves everything as the exact search has it."""
+    """The choices that are open (`refinement.choices.allowed`); none leaves everything as the exact search has it."""
     forbid: tuple[Limit, ...] = ()
-    """Values that none may take."""
+    """Values that they may not take."""
     on_progress: Callable[[str], None] | None = None
-    """Is called with the work that is tried next."""
+    """A function that is called with the name of the work that is tried next."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,7 +104,8 @@ class Squeeze:
         return None
 
     def alike(self, other: FittingPlan) -> FittingPlan | None:
-        """A plan that fits like that of other work, by the same choices: quicker than `fitted`, not the fastest."""
+        """A plan that fits by the point and choices of a plan for other work; None where it does not. Quicker than
+        `fastest_fit`, and not the fastest plan."""
         point = other.candidate.point
         try:
             plan = self._space(self.base).plan(point)
@@ -118,8 +120,8 @@ class Squeeze:
         return self._trimmed(FoundPlan(point=point, plan=plan, prediction=predicted))
 
     def smaller(self, candidate: FoundPlan) -> Iterator[FoundPlan]:
-        """Plans with less memory than one that fits: each choice alone, then all; with recompute, also none of it and
-        activations on the host."""
+        """Yields plans with less memory than one that fits: with each value of LEAN alone, with all of them, and with
+        these and activations on the host; where it recomputes, also the same without recompute."""
         tried: dict[Plan, Point] = {}
         for plan, point in self._starts(candidate):
             every = plan
@@ -133,11 +135,12 @@ class Squeeze:
                     if (changed := self._with(start, HOST, layers)) is not None:
                         tried.setdefault(changed, point)
         for plan, point in tried.items():
-            made_of = None if plan == candidate.plan else self._predicted(plan)
-            if made_of is not None and self._fits(made_of):
-                yield FoundPlan(point=point, plan=plan, prediction=made_of)
+            prediction = None if plan == candidate.plan else self._predicted(plan)
+            if prediction is not None and self._fits(prediction):
+                yield FoundPlan(point=point, plan=plan, prediction=prediction)
 
     def _starts(self, candidate: FoundPlan) -> tuple[tuple[Plan, Point], ...]:
+        """The candidate, and where it recomputes and may keep everything, the same without recompute."""
         plain = (candidate.plan, candidate.point)
         if candidate.point.recompute == "none" or not self._recomputes_nothing():
             return (plain,)
@@ -145,7 +148,7 @@ class Squeeze:
         return plain, (other, candidate.point._replace(recompute="none"))
 
     def _recomputes_nothing(self) -> bool:
-        """Whether a plan may keep all its activations."""
+        """Whether the space has plans without recompute."""
         try:
             return "none" in self._space(self.base).recompute
         except GnomonError:
@@ -163,7 +166,8 @@ class Squeeze:
         )
 
     def _bases(self) -> list[Plan]:
-        """The base plan, and those with values of `LEAN`: all but the optimizer's offload, then all."""
+        """The base plan; the base plan with the values of `LEAN` that are open but the optimizer's offload, if there
+        are any; and with that too, unless gradients are clipped: that choice is tried without clipping only."""
         lean, bases = self.base, [self.base]
         for name, value in LEAN.items():
             choice = self._open(name, value)
@@ -191,7 +195,7 @@ class Squeeze:
         return choice.make(plan, self.graph, value)
 
     def _layers(self, plan: Plan) -> tuple[int, ...]:
-        """Numbers of layers of a stage whose activations may wait on the host."""
+        """The numbers of a stage's layers whose activations may wait on the host, over 0; () where none may."""
         for choice in self.spare.choices:
             if choice.name == HOST:
                 return tuple(int(value) for value in choice.values(plan, self.graph, self.cluster) if value)
@@ -206,7 +210,7 @@ class Squeeze:
         return next((candidate for candidate in result.best if self._fits(candidate.prediction)), None)
 
     def _on_host(self, base: Plan, like: Iterable[Point]) -> Iterator[FoundPlan]:
-        """Plans with all their activations on the host, over a base plan."""
+        """Yields the plans that fit with all their activations on the host, over a base plan; at most MESHES tried."""
         tried = 0
         for point in self._points(base, like):
             if tried >= MESHES:
@@ -221,8 +225,9 @@ class Squeeze:
                     yield FoundPlan(point=point, plan=predicted.plan, prediction=predicted)
 
     def _points(self, base: Plan, like: Iterable[Point]) -> Iterator[Point]:
-        """Points without recompute, small microbatches, divided as far as they can be; those that divide sequences over
-        most ranks first, and of these with tensor parallelism inside a node."""
+        """Yields points without recompute: those of `like`, then all with the smallest microbatch, sequence parallelism
+        and the highest ZeRO stage that there is; those whose tensor parallelism stays inside a node first, and of these
+        those that divide a sequence's activations over most ranks (tp x cp)."""
         if self._open(HOST, 1) is None:
             return
         try:
@@ -249,8 +254,12 @@ class Squeeze:
         yield from sorted(every, key=lambda p: (p.tp > node, -p.tp * p.cp, p.pp, -p.dp_shard, p.tp, -p.ep))
 
     def _trimmed(self, candidate: FoundPlan) -> FittingPlan | None:
-        """The plan with only those choices that it needs. None if it needs none, or cannot run without them."""
-        to_try: list[tuple[Choice, Value]] = []
+        """The plan with only those choices that it needs. None if it needs none, or cannot run without them.
+
+        Choices go back to their values in the base plan one after the other, while the plan fits: the one that costs
+        most time first, activations on the host last and layer by layer.
+        """
+        needed: list[tuple[Choice, Value]] = []
         names = (*reversed(tuple(LEAN)), HOST)
         for choice in sorted(
             self.spare.choices, key=lambda option: names.index(option.name) if option.name in names else -1
@@ -264,20 +273,21 @@ class Squeeze:
                 if other is not None and self._fits(other):
                     candidate, now = replace(candidate, plan=other.plan, prediction=other), value
                     break
-            to_try += [] if now == usual else [(choice, now)]
+            needed += [] if now == usual else [(choice, now)]
         plan = candidate.plan
-        for choice, _ in to_try:
+        for choice, _ in needed:
             plan = choice.make(plan, self.graph, choice.of(self.base))
-        without = self._predicted(plan) if to_try else None
-        return None if without is None else FittingPlan(candidate=candidate, choices=tuple(to_try), without=without)
+        without = self._predicted(plan) if needed else None
+        return None if without is None else FittingPlan(candidate=candidate, choices=tuple(needed), without=without)
 
     def _predicted(self, plan: Plan) -> Prediction | None:
-        """None for a plan that cannot run."""
+        """Predicts a plan; None for one that cannot run."""
         try:
             return predict(self.graph, self.cluster, plan, self.workload, self.stack)
         except GnomonError:
             return None
 
     def _fits(self, prediction: Prediction) -> bool:
+        """Whether every rank's peak is within the goal's limit, and the host's memory holds what waits there."""
         limit = memory_limit(self.cluster, self.goal)
         return all(rank.peak_bytes <= limit for rank in prediction.memory) and host_memory(prediction).fits_in(limit)

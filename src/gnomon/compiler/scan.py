@@ -2,10 +2,11 @@
 
 This is the scan of Mamba and its relatives. `gnomon::scan(rates, drives, weight, exp)` is put in a graph by
 `scan_tracing`. a is the product of the rates, or with `exp` its exponential, and b the product of the drives; factors
-are broadcast to each other, time first. With a weight the result is the sum over the last dim of h times it. So of what
-is as large as all states (steps x width x state) nothing lies in memory but h, and with a weight not even that.
-`fuse(graph)` puts a `Scan` in place of each such operation, which is tried like any group (`gate`). Float32 on a CPU.
-Leaves out first states other than zero.
+are broadcast to each other, and their first dim is time. With a weight the result is the sum over the last dim of h
+times it. So of all that is as large as the states of all steps only h lies in memory, and with a weight not even that.
+`fuse(graph)` puts a `Scan` in place of each such operation, which is compared with PyTorch's like any group (`gate`).
+Float32 on a CPU. Leaves out first states other than zero.
+Shapes: (steps, batch, width, n) in the kernel, n the size of a channel's state; a row is one channel of one sequence.
 Source: Gu and Dao, Mamba (2023), whose kernel also keeps states out of memory and makes them again in the backward.
 """
 
@@ -26,33 +27,37 @@ from gnomon.compiler.recurrent import library
 from gnomon.compiler.tried import TriedKernel
 
 MOST = 4
-"""Factors of a product; a longer one is multiplied before."""
+"""The most factors of a product that the kernel reads; of a longer one some are multiplied before."""
 RANK = 4
-"""(steps, batch, width, n) in the kernel; fewer dims are led by ones behind the steps."""
+"""Dims in the kernel; tensors of fewer get dims of size 1 after the steps (`_lifted`)."""
 CHUNKS = 16
-"""Parts in which rows are shared out. Each has its own sum of a gradient that all rows add to, so that sums are the
-same with any number of threads."""
+"""Parts into which rows are divided. Each part has a sum of its own of a gradient to which several rows add, so that
+results are the same with any number of threads."""
 PARALLEL = 1 << 14
-"""Numbers from which on threads share the rows."""
+"""Numbers of h (steps x batch x width x n) from which on threads share the rows."""
 FORMULA = Path(__file__).with_name("cpp") / "scan.cpp"
 
 
 @dataclass(frozen=True, slots=True)
 class ScanForm:
-    """What a kernel is compiled for."""
+    """What a kernel is compiled for. Tuples have an entry for each rate, then each drive, then the weight."""
 
     rates: int
+    """The number of factors of a."""
     drives: int
+    """The number of factors of b."""
     dot: bool
+    """Whether the result is summed over the last dim, times a weight."""
     exp: bool
+    """Whether a is the exponential of the product of rates."""
     varies: tuple[bool, ...]
-    """Of each factor, then the weight: along the last dim."""
+    """Whether each tensor has more than one number along the last dim."""
     timed: tuple[bool, ...]
-    """And along time."""
+    """Whether each tensor has more than one number along time."""
 
 
 def form_of(rates: Sequence[Tensor], drives: Sequence[Tensor], weight: Tensor | None, exp: bool) -> ScanForm:
-    """Says what kernel a scan of these tensors needs, real ones or without values."""
+    """The form of a scan of these tensors, which may be fake. A symbolic size counts as more than 1."""
     every = [*rates, *drives, *([] if weight is None else [weight])]
     rank = max(one.dim() for one in every)
     varies = tuple(not _is_one(one.shape[-1]) for one in every)
@@ -62,7 +67,7 @@ def form_of(rates: Sequence[Tensor], drives: Sequence[Tensor], weight: Tensor | 
 
 @cache
 def source_of(form: ScanForm, backward: bool) -> str:
-    """The C++ text of a kernel."""
+    """The C++ source of a kernel: the form as macros and tables, then cpp/scan.cpp."""
     flags = {"RATES": form.rates, "DRIVES": form.drives, "EXP": form.exp, "DOT": form.dot, "BACKWARD": backward}
     lines = [f"#define {name} {int(value)}" for name, value in flags.items()]
     for name, each in (("VARIES", form.varies), ("TIMED", form.timed)):
@@ -98,21 +103,25 @@ def _product(factors: Sequence[Tensor]) -> Tensor:
 def plain_grad(
     g: Tensor, rates: Sequence[Tensor], drives: Sequence[Tensor], weight: Tensor | None, exp: bool
 ) -> list[Tensor]:
-    """Gradients of all factors, in their order."""
+    """Gradients of the rates, the drives and the weight by autograd through `plain`, each laid as its tensor."""
     with torch.enable_grad():
         every = [one.detach().requires_grad_() for one in (*rates, *drives, *([] if weight is None else [weight]))]
-        many = len(rates), len(rates) + len(drives)
-        out = plain(every[: many[0]], every[many[0] : many[1]], every[many[1]] if weight is not None else None, exp)
+        first, last = len(rates), len(rates) + len(drives)
+        out = plain(every[:first], every[first:last], every[last] if weight is not None else None, exp)
         gradients = torch.autograd.grad(out, every, g)
     return [torch.zeros_like(one).copy_(d) for one, d in zip(every, gradients, strict=True)]
 
 
 # ---- by the kernel
 class _Factor(ctypes.Structure):
+    """A tensor that is read: its address, and strides along time, batch and width (the last dim is dense)."""
+
     _fields_ = [("p", ctypes.c_void_p), *[(name, ctypes.c_int64) for name in ("t", "b", "d")]]
 
 
 class _Gradient(ctypes.Structure):
+    """A tensor that is written, and the stride from one chunk's partial sum to the next; 0: there is one sum."""
+
     _fields_ = [("p", ctypes.c_void_p), *[(name, ctypes.c_int64) for name in ("t", "b", "d", "chunk")]]
 
 
@@ -134,23 +143,26 @@ def kernel(form: ScanForm, backward: bool) -> Callable[[Any], int] | None:
 
 
 def _lifted(x: Tensor, rank: int) -> Tensor:
-    """Views a tensor as (steps, batch, width, n)."""
+    """Views a tensor of a scan of `rank` dims as (steps, batch, width, n): missing dims lead, as in broadcasting, and
+    those that RANK has besides come after the steps."""
     if x.dim() < rank:
         x = x[(None,) * (rank - x.dim())]
     return x if rank == RANK else x[(slice(None), *(None,) * (RANK - rank))]
 
 
 def _strides(x: Tensor) -> list[int]:
-    """Strides of the first three dims; 0 along those of one number."""
+    """Strides along time, batch and width; 0 along dims of size 1, which are broadcast."""
     return [0 if size == 1 else stride for size, stride in zip(x.shape[:3], x.stride()[:3], strict=True)]
 
 
 def _read(x: Tensor) -> Tensor:
+    """The tensor, copied unless its last dim is dense or of size 1."""
     return x if x.shape[-1] == 1 or x.stride(-1) == 1 else x.contiguous()
 
 
 def run(form: ScanForm, tensors: Sequence[Tensor]) -> Tensor | None:
-    """What `plain` gives of rates, drives and the weight, by the kernel; None where it does not run."""
+    """Computes `plain` by the kernel. tensors: rates, drives and the weight, if any. None where the kernel does not
+    compile or there is nothing to compute."""
     function = kernel(form, False)
     shape = torch.broadcast_shapes(*[one.shape for one in tensors[: form.rates + form.drives]])
     if function is None or not all(shape):
@@ -170,7 +182,8 @@ def run(form: ScanForm, tensors: Sequence[Tensor]) -> Tensor | None:
 def _call(
     form: ScanForm, tensors: Sequence[Tensor], shape: Sequence[int]
 ) -> tuple[list[Tensor], _ScanCall, tuple[int, ...]]:
-    """(tensors that must live as long, the call, sizes)."""
+    """(operands, the kernel's argument, (steps, batch, width, n)). The argument holds addresses of the operands, which
+    must outlive the kernel's run. shape: of rates and drives broadcast to each other."""
     rank = len(shape)
     steps, *middle, n = shape if rank > 1 else (*shape, 1)
     batch, width = [*[1] * (2 - len(middle)), *middle]
@@ -186,7 +199,8 @@ def _call(
 
 
 def run_grad(form: ScanForm, g: Tensor, tensors: Sequence[Tensor]) -> list[Tensor] | None:
-    """What `plain_grad` gives, by the kernel; None where it does not run."""
+    """Computes `plain_grad` by the kernel; None where it does not compile or there is nothing to compute. g: the
+    gradient of the result."""
     function = kernel(form, True)
     shape = torch.broadcast_shapes(*[one.shape for one in tensors[: form.rates + form.drives]])
     if function is None or not all(shape):
@@ -200,6 +214,8 @@ def run_grad(form: ScanForm, g: Tensor, tensors: Sequence[Tensor]) -> list[Tenso
     for i, one in enumerate(tensors):
         grad = torch.zeros_like(one)
         inside = _lifted(grad, len(shape))
+        # Several rows add to one number, or the kernel cannot write into the gradient's layout: each chunk adds to an
+        # array of its own, and these are summed in order.
         shares = (batch > 1 and inside.shape[1] == 1) or (width > 1 and inside.shape[2] == 1)
         if shares or (inside.shape[-1] > 1 and inside.stride(-1) != 1):
             part = torch.zeros((call.chunks, *inside.shape))
@@ -221,6 +237,8 @@ library.define("scan(Tensor[] rates, Tensor[] drives, Tensor? weight, bool exp) 
 library.define("scan_grad(Tensor g, Tensor[] rates, Tensor[] drives, Tensor? weight, bool exp) -> Tensor[]")
 
 
+# The layouts of results are part of the operation, since a graph is compiled for them: with a weight steps are
+# innermost in memory, as the kernel writes a row after the other.
 def _scan_fake(rates: Sequence[Tensor], drives: Sequence[Tensor], weight: Tensor | None, exp: bool) -> Tensor:
     shape = torch.broadcast_shapes(*[one.shape for one in (*rates, *drives)])
     if weight is None:
@@ -235,7 +253,7 @@ def _grad_fake(g: Tensor, rates: Any, drives: Any, weight: Tensor | None, exp: b
 
 
 def _like_kernels(out: Tensor, weight: Any) -> Tensor:
-    """Copies a result to the layout that the kernel gives."""
+    """Copies a result of `plain` to the layout that the kernel writes."""
     if weight is None:
         return out.contiguous()
     last = out.dim() - 1
@@ -293,7 +311,7 @@ class Scan(TriedKernel):
 
 
 def fuse(graph: fx.Graph) -> list[Scan]:
-    """Puts a `Scan` in place of each of our operations; returns them."""
+    """Puts a `Scan` in place of each `gnomon::scan` and `gnomon::scan_grad` of a graph; returns them."""
     calls = []
     for node in list(graph.nodes):
         backward = node.target is torch.ops.gnomon.scan_grad.default

@@ -29,22 +29,23 @@ functional.py create_dynamic_map and optimizer.py, blocksize 256; pytorch/ao tor
 
 
 def state_width(precision: Precision) -> float:
-    """Bytes of one moment with its part of a scale: `int8` and `fp4_e2m1` are codes of blocks; the other dtypes have
-    none (Transformer Engine's eight-bit floats have one scale a tensor)."""
+    """Bytes of one number of optimizer state with its part of a scale: `int8` and `fp4_e2m1` have a scale for each
+    block (STATE_BLOCKS), other dtypes none (Transformer Engine's eight-bit floats have one a tensor)."""
     bits = DTYPE_BITS[precision.states]
     block = STATE_BLOCKS.get(bits) if precision.states in ("int8", "fp4_e2m1") else None
     return bits / 8 + (4 / block if block else 0)
 
 
 def least_state_bytes(optimizer: Optimizer, precision: Precision) -> float:
-    """Bytes of moments of an element that stay on a device, at least: none of what has no fixed number there (paged
-    states; projected gradients, whose moments are of other sizes)."""
+    """Bytes of optimizer state for each element of a parameter that stay on a device, at least: 0 where their number is
+    not fixed (paged states; low-rank projections, whose states have other sizes) or they wait on the host."""
     if optimizer.paged or optimizer.low_rank is not None or optimizer.offload is not None:
         return 0
     return STATE_TENSORS[optimizer.kind] * state_width(precision)
 
 
 When = Literal["before_forward", "before_backward", "after_backward", "before_step", "after_step"]
+"""Moments of a step, in order; `ParameterCollective.when` says what each means."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,16 +75,16 @@ class ParameterCollective:
 
 
 def local_elements(sharded: ShardedBlock, *, experts: bool, without: frozenset[str] = frozenset()) -> int:
-    """Elements of the block's parameters on one rank before ZeRO divides them: routed experts', or all others'; but
-    for those `without`, by name."""
+    """Elements of the block's trained parameters on one rank before ZeRO divides them: those of routed experts, or all
+    others. without: names of parameters that do not count."""
     routed = routed_tensors(sharded.block)
     parameters = (t for t in sharded.block.parameters if (t.name in routed) == experts and t.name not in without)
     return sum(_elements(sharded, tensor) for tensor in parameters)
 
 
 def frozen_bytes(sharded: ShardedBlock, *, experts: bool, only: frozenset[str] | None = None) -> int:
-    """Bytes of the block's frozen weights on one rank before ZeRO 3 divides them: routed experts', or all others'.
-    only: those of these names."""
+    """Bytes of the block's frozen weights on one rank before ZeRO 3 divides them: those of routed experts, or all
+    others. only: the names that count; None for all."""
     routed, total = routed_tensors(sharded.block), 0
     for tensor in sharded.block.frozen:
         if (tensor.name in routed) == experts and (only is None or tensor.name in only):
@@ -100,8 +101,8 @@ def shard_ranks(mesh: Mesh, *, experts: bool) -> int:
 
 
 def waiting_bytes(sharded: ShardedBlock, mesh: Mesh, precision: Precision, *, trained: bool = False) -> int:
-    """Bytes of a rank's part of the block's parameters under ZeRO 3, as they are stored between steps: what is copied
-    from the host where they wait there. trained: without weights that are not updated."""
+    """Bytes of a rank's part of the block's parameters under ZeRO 3, in the dtype in which they are stored between
+    steps: what is copied from the host where they wait there. trained: without frozen weights."""
     total = 0
     for experts in (False, True):
         size = local_elements(sharded, experts=experts) * _bytes_of(precision.param)
@@ -112,8 +113,8 @@ def waiting_bytes(sharded: ShardedBlock, mesh: Mesh, precision: Precision, *, tr
 
 
 def undivided_bytes(sharded: ShardedBlock, mesh: Mesh, precision: Precision) -> int:
-    """Bytes of the block's parameters that ZeRO 3 has no ranks to divide over, as layers read them: where they come
-    from the host, no gather makes them whole."""
+    """Bytes, in the dtype that layers read, of the block's parameters that ZeRO 3 divides over one rank only: where
+    they come from the host they are whole without a gather."""
     undivided = [experts for experts in (False, True) if shard_ranks(mesh, experts=experts) == 1]
     sizes = (
         local_elements(sharded, experts=e) * _gather_width(precision) + frozen_bytes(sharded, experts=e)
@@ -132,10 +133,12 @@ def parameter_collectives(
 ) -> tuple[ParameterCollective, ...]:
     """Collectives of one block's parameters and gradients, in order of a step with one microbatch.
 
-    ZeRO 0: one all-reduce of gradients (2Ψ sent by a rank of many). ZeRO 1 and 2: a reduce-scatter, and a gather of
-    parameters after the update (2Ψ). ZeRO 3: gathers before forward and before backward, and a reduce-scatter (3Ψ;
-    Rajbhandari et al. 2020). Hybrid: also an all-reduce of the divided gradients over dp_replicate. Gathers travel in
-    the parameters' compute dtype. without: names of parameters that travel with another block of the same ranks.
+    Ψ: parameters; what each rank sends is given for many ranks. ZeRO 0: one all-reduce of gradients (2Ψ). ZeRO 1 and 2:
+    a reduce-scatter, and an all-gather of parameters after the update (2Ψ). ZeRO 3: all-gathers before forward and
+    before backward, and a reduce-scatter (3Ψ; Rajbhandari et al. 2020, ZeRO, section 7). Hybrid: also an all-reduce of
+    the divided gradients over dp_replicate. Parameters are gathered in their compute dtype, or fp8 where the recipe
+    says so; gradients are reduced in `precision.reduce`. without: names of parameters that are communicated with
+    another block of the same ranks.
     """
     collectives: list[ParameterCollective] = []
     for experts in (False, True):
@@ -152,6 +155,8 @@ def parameter_collectives(
 def _of_group(
     elements: int, frozen: int, mesh: Mesh, optimizer: Optimizer, precision: Precision, *, experts: bool
 ) -> Iterator[ParameterCollective]:
+    """Yields the collectives over data-parallel ranks of one group of parameters (`experts`, or all others). elements:
+    trained, on a rank before ZeRO divides them; frozen: bytes of weights that are not trained, under ZeRO 3."""
     axes = ("edp",) if experts else ("dp_shard", "cp")
     shard, replicate = shard_ranks(mesh, experts=experts), mesh.dp_replicate
     gathered = elements * _gather_width(precision) + frozen  # weights that are not trained are gathered too
@@ -183,13 +188,14 @@ def _of_group(
 
 
 def _tensor_parallel_sums(sharded: ShardedBlock, mesh: Mesh, precision: Precision) -> Iterator[ParameterCollective]:
-    """Gradients that are partial over tp (norms under sequence parallelism), or that copies of a head share."""
+    """Yields the all-reduces over tp of gradients of which each rank has a part of the sum: of parameters whose inputs
+    are divided by sequence (norms), and of key-value heads that several ranks hold copies of."""
     width = _bytes_of(precision.reduce)
     partial = [name for name, axes in sharded.partial_grads.items() if "tp" in axes]
     if partial:
         size = sum(_elements(sharded, sharded.block.tensor(name)) for name in partial) * width
         yield ParameterCollective(kind="all_reduce", axes=("tp",), ranks=mesh.tp, bytes=size, when="before_step")
-    # One all-reduce for each size of group: heads of several attentions may be copied differently.
+    # One all-reduce for each number of copies: attentions of a block may differ in key-value heads.
     for count in sorted(set(sharded.copies.values())):
         names = [name for name, copies in sharded.copies.items() if copies == count]
         size = sum(_elements(sharded, sharded.block.tensor(name)) for name in names) * width
@@ -199,8 +205,8 @@ def _tensor_parallel_sums(sharded: ShardedBlock, mesh: Mesh, precision: Precisio
 def _replica_sums(
     sharded: ShardedBlock, mesh: Mesh, precision: Precision, without: frozenset[str]
 ) -> Iterator[ParameterCollective]:
-    """Gradients of experts that several ranks of ep hold, of the rank with most of them; priced as if all ranks held
-    each, which is the most that it can be."""
+    """Yields the all-reduce over ep of gradients of experts that several of its ranks hold (`shared` of a rank's, on
+    the rank with most). Priced as if all ranks of ep held each: an upper bound, since replicas may be on fewer."""
     dispatch = next((op for op in sharded.block.ops if op.does == "dispatches"), None)
     shared, replicas = (0, 0) if dispatch is None else (dispatch.attr("shared", 0), dispatch.attr("replicas", 0))
     assert isinstance(shared, int) and isinstance(replicas, int)
@@ -208,24 +214,27 @@ def _replica_sums(
         return
     sizes = {dim.name: dim.size or 0 for tensor in sharded.block.tensors for dim in tensor.atoms}
     # Slots of experts on a rank, replicas included; `shared` of them are held elsewhere too.
-    each = (sizes[str(dispatch.attr("experts", ""))] + replicas) // mesh.ep
-    size = local_elements(sharded, experts=True, without=without) // each * shared * _bytes_of(precision.reduce)
+    slots = (sizes[str(dispatch.attr("experts", ""))] + replicas) // mesh.ep
+    size = local_elements(sharded, experts=True, without=without) // slots * shared * _bytes_of(precision.reduce)
     yield ParameterCollective(
         kind="all_reduce", axes=("ep",), ranks=mesh.ep, bytes=size, when="before_step", experts=True
     )
 
 
 def _elements(sharded: ShardedBlock, tensor: Tensor) -> int:
+    """Elements of a parameter on one rank before ZeRO divides it."""
     size = sharded.local_elements[tensor.name]
     assert isinstance(size, int), "a parameter has fixed sizes"
     return size
 
 
 def _bytes_of(dtype: str) -> int:
+    """Whole bytes of one number; 0 of `none`."""
     return 0 if dtype == "none" else -(-DTYPE_BITS[dtype] // 8)
 
 
 def _gather_width(precision: Precision) -> int:
+    """Bytes of one gathered parameter: fp8 where the recipe gathers in it, else the compute dtype."""
     if precision.fp8 is not None and precision.fp8.gather:
         return 1
     return _bytes_of(precision.compute)

@@ -1,8 +1,8 @@
-"""Arguments as Megatron-LM prints them when it starts, or as Python prints an argparse namespace, as a command.
+"""The command line behind a log: arguments as Megatron-LM lists them at its start, or as an argparse namespace.
 
-`dumped(text)` returns the words `--name value` that stand for what a log says, and the ranks; None where it says none.
-A log has every argument with its default and what was derived of them: arguments of parts that are off (experts,
-latent attention), and names that are no options, are left out. Leaves out what they mean (`read`).
+`dumped(text)` returns the words `--name value` of that command, and the number of ranks; None where a log has neither.
+A log has every argument, defaults and derived values too: arguments of parts that are off (experts, latent attention),
+and names that are no options, are left out. Leaves out what options mean (`read`).
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ LINE = re.compile(r"^.*?\b([a-z]\w*) \.{3,} (.*?)\s*$", re.MULTILINE)
 """`  tensor_model_parallel_size ...................... 2`, with what a launcher puts before it."""
 
 NAMESPACE = re.compile(r"\b[Nn]amespace\((?=.*\bnum_layers=)", re.DOTALL)
+"""The beginning of `Namespace(…, num_layers=24, …)`, as Python prints the arguments."""
 
 TOKEN = re.compile(r"""'(?:\\.|[^'\\])*'|"(?:\\.|[^"\\])*"|[()\[\]{}]""", re.DOTALL)
 """A string, or a bracket outside of strings."""
@@ -33,7 +34,7 @@ SWITCHED_OFF: Mapping[str, str] = {
     "gradient_accumulation_fusion": "--no-gradient-accumulation-fusion",
     "masked_softmax_fusion": "--no-masked-softmax-fusion",
 }
-"""Where an option that switches something off lies in the arguments -> that option."""
+"""Argument that is true unless it is switched off -> the option that does so."""
 
 PARTS: Mapping[str, tuple[str, ...]] = {
     "num_experts": ("moe_", "expert_"),
@@ -44,14 +45,15 @@ PARTS: Mapping[str, tuple[str, ...]] = {
     "fp8": ("fp8_", "fp8"),
     "group_query_attention": ("num_query_groups",),
 }
-"""Argument that turns a part on -> beginnings of the names of its others, whose defaults are printed too."""
+"""Argument that turns a part on -> prefixes of the part's other arguments, whose defaults are printed while it is
+off."""
 
 DERIVED = frozenset("virtual_pipeline_model_parallel_size params_dtype".split())
-"""Names of options that hold what others say."""
+"""Arguments named as options that Megatron-LM derives from others."""
 
 
 def dumped(text: str) -> tuple[list[str], int | None] | None:
-    """(words, ranks) of a log; None where it prints no arguments of Megatron-LM."""
+    """(words of the command, number of ranks or None) of a log; None where it has no arguments of Megatron-LM."""
     values = _printed(text) or _namespace(text)
     if "num_layers" not in values or "micro_batch_size" not in values:
         return None
@@ -62,6 +64,7 @@ def dumped(text: str) -> tuple[list[str], int | None] | None:
             words.append(SWITCHED_OFF[name])
         elif name in known_options() and name not in DERIVED and _on(value) and not name.startswith(tuple(off)):
             words += [f"--{name.replace('_', '-')}", *([] if value == "True" else _words(value))]
+    # The table as it was padded, whatever the original vocabulary and its padding were.
     if _on(rows := values.get("padded_vocab_size")):
         words = _without(words, "--vocab-size", "--make-vocab-size-divisible-by")
         words += ["--vocab-size", str(rows), "--make-vocab-size-divisible-by", "1"]
@@ -70,11 +73,13 @@ def dumped(text: str) -> tuple[list[str], int | None] | None:
 
 
 def _printed(text: str) -> dict[str, str]:
+    """Name -> value of the lines of Megatron-LM's list."""
     return {name: value for name, value in LINE.findall(text)}
 
 
 def _namespace(text: str) -> dict[str, str]:
-    """The keywords of `Namespace(...)`; none where it is not whole."""
+    """Name -> value of the keywords of the first `Namespace(…)`; empty where its bracket does not close or its values
+    cannot be read. The closing bracket is found by counting, since a log may go on for megabytes behind it."""
     match = NAMESPACE.search(text)
     if match is None:
         return {}
@@ -98,6 +103,7 @@ def _namespace(text: str) -> dict[str, str]:
 
 
 def _spelled(node: ast.expr) -> str:
+    """A value as Megatron-LM's list prints it; the source of what is no literal (`torch.bfloat16`)."""
     try:
         return str(ast.literal_eval(node))
     except (ValueError, TypeError):
@@ -105,17 +111,19 @@ def _spelled(node: ast.expr) -> str:
 
 
 def _on(value: str | None) -> bool:
+    """Whether an argument's printed value is there and says something else than no."""
     return value not in (None, "", "None", "False", "[]")
 
 
 def _words(value: str) -> list[str]:
-    """A list as its elements."""
+    """The words of an option's value: the elements of a list, else the value."""
     if value[:1] == "[" and value[-1:] == "]":
         return [ENUMS.sub(r"\1", part.strip().strip("'\"")) for part in value[1:-1].split(",")]
     return [ENUMS.sub(r"\1", value) if ENUMS.fullmatch(value) else value]
 
 
 def _without(words: list[str], *names: str) -> list[str]:
+    """The words but for these options and their values."""
     remaining, dropping = list[str](), False
     for word in words:
         dropping = word in names if word.startswith("--") else dropping

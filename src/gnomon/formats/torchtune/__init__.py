@@ -2,7 +2,7 @@
 
 What a key means was read from pytorch/torchtune at commit bd2a0fc7c314 (2025-07): recipes/{full,lora}_finetune_
 distributed.py, torchtune/training/_distributed.py, torchtune/models/. Leaves out rollouts of reinforcement learning,
-teachers and reference models, which are listed.
+teachers and reference models; keys that ask for them are reported.
 """
 
 from __future__ import annotations
@@ -39,6 +39,7 @@ IRRELEVANT = frozenset(
     intra_op_* custom_sharded_layers use_flex* kd_ratio
     """.split()
 )
+"""Patterns of keys that do not change what a step takes."""
 
 INEXPRESSIBLE = {
     "quantizer*": "fake quantisation in training",
@@ -52,36 +53,40 @@ INEXPRESSIBLE = {
     "fp8_*": "eight-bit products; read as bf16, so too slow",
     "enable_fp8_training": "eight-bit products; read as bf16, so too slow",
 }
+"""Pattern of keys that change a step in ways that are not priced -> what they do, as the report says it."""
 
 LOSSES: Mapping[str, str] = {
     "LinearCrossEntropyLoss": "chunked",
     "CEWithChunkedOutputLoss": "in_place",
     "CrossEntropyLoss": "unfused",
 }
-"""Its losses: with the head, so that logits are never whole; over whole logits, widened to fp32 chunk by chunk; torch's
-over all of them."""
+"""torchtune's loss -> `Kernels.cross_entropy`: together with the head, so that logits are never whole; over whole
+logits, widened to fp32 chunk by chunk; torch's over all of them."""
 
 OTHER_LOSSES = """
     DPOLoss RSOLoss SimPOLoss GRPOLoss GRPOSimpleLoss PPOLoss ForwardKLLoss ForwardKLWithChunkedOutputLoss
     ReverseKLLoss SymmetricKLLoss NLLLoss MSELoss
     """.split()
-"""Others, of preference learning and distillation."""
+"""Losses of preference learning and distillation, which are known and not priced."""
 
 OPTIMIZERS = "AdamW Adam SGD Adagrad Adadelta Adamax NAdam RAdam RMSprop Rprop ASGD Adafactor LBFGS Muon".split()
-"""Of torch.optim."""
+"""Classes of torch.optim."""
 
 LINEARS = {"output_proj": "o_proj"}
+"""torchtune's name of a linear -> ours, where they differ."""
 FEED_FORWARD = ("gate_proj", "up_proj", "down_proj")
+"""Linears that `apply_lora_to_mlp` adds adapters to."""
 
 
 def _looks(sample: Sample) -> bool:
+    """Whether a file's model is one of torchtune's components."""
     component = sample.get("model._component_")
     return isinstance(component, str) and component.startswith("torchtune.")
 
 
 def spellings(component: str) -> list[str]:
-    """Names that `qwen2_5_7b_instruct` may stand for: an underscore between digits is a point, or between two
-    numbers."""
+    """Names of networks that a component may stand for, in turn: an underscore between digits is a decimal point or
+    parts two numbers, so that `qwen2_5_7b_instruct` gives `qwen2-5.7b` and `qwen2.5-7b`."""
     plain = re.sub(r"^(q?lora|dora|qat)_", "", component.rpartition(".")[2]).removesuffix("_instruct")
     plain = re.sub(r"_(base|reward|classifier).*$", "", plain)
     match = re.fullmatch(r"([a-z]+)(\d*)((?:_\d+)*?)_(\d+(?:_\d+)?)b", plain)
@@ -98,6 +103,8 @@ def spellings(component: str) -> list[str]:
 
 
 def _model(f: Fields, context: ReadContext, assumed: list[str]) -> Network | str:
+    """The network of the component, or the context's, with its adapters. assumed: takes notes. InputError for a
+    component whose sizes are not known."""
     component = f.text("model._component_")
     model = context.model
     for name in spellings(component) if model is None else ():
@@ -133,13 +140,14 @@ def _read(path: Path, context: ReadContext) -> Job:
 
 
 def _update(f: Fields) -> Update:
-    """Reads the update; with optimizer_in_bwd each gradient is used and freed within the backward."""
+    """The optimizer; with optimizer_in_bwd each gradient is applied and freed within the backward."""
     update = update_of(f, "optimizer._component_", "torch.optim.AdamW")
     return replace(update, key="optimizer_in_bwd", in_backward=True) if flag(f, "optimizer_in_bwd") else update
 
 
 def read_fields(f: Fields, context: ReadContext, *, single: bool) -> Job:
-    """The job of fields that are read. single: of a recipe for one device."""
+    """Makes a job of a file's fields. single: whether the recipe is one for a single device. InputError for a loss or
+    an optimizer that there is not, and for offloaded activations without checkpointing."""
     assumed: list[str] = []
     if flag(f, "enable_activation_offloading") and not flag(f, "enable_activation_checkpointing"):
         key = "enable_activation_offloading"
@@ -156,13 +164,14 @@ def read_fields(f: Fields, context: ReadContext, *, single: bool) -> Job:
     )
     if flag(f, "compile"):
         record = with_job_fields(record, "compile", launch_mode="compiled", norm="fused", activation="fused")
-    whole = str(f.raw("loss._component_") or "")
-    loss = whole.rpartition(".")[2]
-    if whole.startswith(("torchtune.", "torch.nn.")) and loss not in (*LOSSES, *OTHER_LOSSES):
-        f.fail("loss._component_", f"there is no {whole}{nearest(loss, (*LOSSES, *OTHER_LOSSES))}")
-    made_by = str(f.raw("optimizer._component_") or "")
-    if made_by.startswith("torch.optim.") and made_by.rpartition(".")[2] not in OPTIMIZERS:
-        f.fail("optimizer._component_", f"there is no {made_by}{nearest(made_by.rpartition('.')[2], OPTIMIZERS)}")
+    loss_path = str(f.raw("loss._component_") or "")
+    loss = loss_path.rpartition(".")[2]
+    if loss_path.startswith(("torchtune.", "torch.nn.")) and loss not in (*LOSSES, *OTHER_LOSSES):
+        f.fail("loss._component_", f"there is no {loss_path}{nearest(loss, (*LOSSES, *OTHER_LOSSES))}")
+    optim_path = str(f.raw("optimizer._component_") or "")
+    optim = optim_path.rpartition(".")[2]
+    if optim_path.startswith("torch.optim.") and optim not in OPTIMIZERS:
+        f.fail("optimizer._component_", f"there is no {optim_path}{nearest(optim, OPTIMIZERS)}")
     if loss in LOSSES:
         record = with_job_fields(record, "loss", cross_entropy=LOSSES[loss])
     clip = f.raw("clip_grad_norm")
@@ -190,16 +199,17 @@ def read_fields(f: Fields, context: ReadContext, *, single: bool) -> Job:
 
 
 def _bits(change: Change) -> int:
+    """Bits of the optimizer's states after a change, as bitsandbytes' class names have them."""
     return 8 if change.after.precision.states == "int8" else 32
 
 
 def _steps(change: Change) -> list[Setting]:
-    """Sets as many sequences a step on fewer data-parallel ranks."""
+    """The accumulation that keeps the sequences of a step as they are on fewer data-parallel ranks."""
     return [("gradient_accumulation_steps", change.microbatches)]
 
 
 def _recompute(change: Change) -> list[Setting] | None:
-    """All of a layer, or nothing of it."""
+    """torchtune recomputes whole layers or nothing: None for selective recompute, which it cannot say."""
     preset = change.after.saved.preset
     return None if preset == "selective" else [("enable_activation_checkpointing", preset == "full")]
 
@@ -219,14 +229,15 @@ TERMS = Terms(
         "tp": lambda change: [("tensor_parallel_dim", change.after.mesh.tp), *_steps(change)],
         "cp": lambda change: [("context_parallel_dim", change.after.mesh.cp), *_steps(change)],
     },
-    # bitsandbytes' own class: nobody has it keep states of embeddings in 32 bits, as transformers' Trainer does.
+    # bitsandbytes' own class keeps states of embeddings in 8 bits; transformers' Trainer asks it for 32.
     plan_of=lambda change: replace(change.after, precision=replace(change.after.precision, wide_tables=False)),
 )
-"""Its words for changes."""
+"""The keys and values of a torchtune file that make each change to a plan."""
 
 
 def _finetune_draft(request: ExportRequest) -> Draft:
-    """A plan as the YAML of `tune run full_finetune_distributed`, or of the recipe with LoRA."""
+    """Writes a plan as the YAML of `tune run full_finetune_distributed`, or of the recipe with LoRA. PlanError for a
+    model without a component, and for eight-bit frozen weights."""
     t = tuning(request, PROGRAM, axes=("pp", "ep", "etp"))
     base = parse_adapters(request.graph.name)[0]
     component = next((name for name in COMPONENTS if base in spellings(name.rpartition(".")[2])), None)
@@ -280,6 +291,7 @@ def _finetune_draft(request: ExportRequest) -> Draft:
 
 
 def _component(optim: str) -> str:
+    """The class of an optimizer by transformers' name of it; AdamW of torch for others."""
     names = {
         "adamw_bnb_8bit": "bitsandbytes.optim.AdamW8bit",
         "lion_8bit": "bitsandbytes.optim.Lion8bit",
@@ -299,7 +311,7 @@ COMPONENTS = (
     "torchtune.models.qwen2_5.qwen2_5_7b_base", "torchtune.models.qwen2_5.qwen2_5_14b_base",
     "torchtune.models.qwen2_5.qwen2_5_32b_base", "torchtune.models.qwen2_5.qwen2_5_72b_base",
 )  # fmt: skip
-"""Builders of models that are written."""
+"""Builders of models that an export names."""
 
 PROGRAM = "torchtune bd2a0fc"
 

@@ -1,9 +1,10 @@
-"""What a method says of a teacher: a folder of weights whose logits the model learns from beside the text's tokens.
+"""Knowledge distillation from a teacher: how its layers and parameters correspond to the model's.
 
-`read_teaching` is what a method's parameters say (`methods.teaching_of`: those of a plan). The loss of a token becomes
-(1 - share) of its own and `share` of T^2 KL(teacher || model) at temperature T, and `hidden` times the mean square
-between what a layer of the model and the teacher's layer that it stands for make. Leaves out reading the teacher
-(`runtime.checkpoint.pretrained`) and running it (`runtime.step.distillation`).
+`read_teaching` makes a `Teaching` of a method's parameters (`methods.teaching_of`: of a plan's). The loss of a token is
+    (1 - share) · cross-entropy + share · T² · KL(teacher ‖ model) + hidden · mean (h_model - h_teacher)²
+with logits divided by the temperature T, and h the outputs of a layer of the model and of the teacher's layer that it
+stands for. Leaves out reading the teacher (`runtime.checkpoint.pretrained`) and running it
+(`runtime.step.distillation`).
 
 Source: Hinton et al. 2015, "Distilling the Knowledge in a Neural Network" (T^2); the squares between layers are those
 of Jiao et al. 2020 (TinyBERT) without its projection.
@@ -27,7 +28,7 @@ PARAMS = (
 
 
 def read_teaching(name: str, read: Params) -> Teaching:
-    """Reads a method's parameters. PlanError for numbers that mean nothing."""
+    """Reads a method's parameters. PlanError for numbers out of range, and layers that are not rising indices."""
     share, temperature = float(read["share"]), float(read["temperature"])
     hidden, layers = float(read.get("hidden", 0.0)), str(read.get("layers", "")).replace(" ", "")
     if not 0 <= share <= 1 or not 0 < temperature < float("inf") or hidden < 0 or not isfinite(hidden):
@@ -48,14 +49,17 @@ def read_teaching(name: str, read: Params) -> Teaching:
 
 
 def repeated(graph: Graph) -> list[Layer]:
-    """The layers that are counted."""
+    """The layers of a model's repeated part, which are numbered from 0; embedding and head are not among them."""
     return [layer for layer in graph.layers() if layer.call.first is not None]
 
 
 def stands_for(teaching: Teaching, graph: Graph, teacher: Graph) -> dict[int, int]:
-    """Layer of the model -> that of the teacher, by their places among the counted ones; nothing where none are named
-    and it has another number of them. PlanError for layers that there are not, and for a teacher with another
-    vocabulary or other inputs."""
+    """Layer of the model -> layer of the teacher that it stands for, both numbered as in `repeated`.
+
+    All layers in order where none are named; empty where none are named or needed and the teacher has more or fewer.
+    PlanError for another number of named layers than the model has, for one that the teacher has not, and for a teacher
+    with another vocabulary or other inputs.
+    """
     sizes = [_vocabulary(one) for one in (graph, teacher)]
     if sizes[0] != sizes[1]:
         raise PlanError(
@@ -69,9 +73,9 @@ def stands_for(teaching: Teaching, graph: Graph, teacher: Graph) -> dict[int, in
         )
     own, theirs = len(repeated(graph)), len(repeated(teacher))
     layers = teaching.layers or tuple(range(theirs))
-    named = bool(teaching.layers) or teaching.hidden > 0
+    needed = bool(teaching.layers) or teaching.hidden > 0
     if len(layers) != own or any(layer >= theirs for layer in layers):
-        if not named:
+        if not needed:
             return {}
         raise PlanError(
             f"{graph.name} has {own} layers and the teacher in {teaching.folder} {theirs} (0 to {theirs - 1}); give "
@@ -81,8 +85,9 @@ def stands_for(teaching: Teaching, graph: Graph, teacher: Graph) -> dict[int, in
 
 
 def teachers_names(teaching: Teaching, graph: Graph, teacher: Graph) -> Mapping[str, str]:
-    """Parameter of the model -> the teacher's that it begins as; nothing where layers stand for none, or are of other
-    shapes. PlanError where layers are named that are."""
+    """Parameter of the model -> the teacher's parameter whose values it begins with: of layers that stand for one, and
+    of layers outside the repeated part with the same label. Empty where no layers stand for the teacher's, or shapes
+    differ; PlanError for shapes that differ in layers that were named."""
     own, theirs, names = repeated(graph), repeated(teacher), dict[str, str]()
     stand = stands_for(teaching, graph, teacher)
     once = {layer.label: layer for layer in teacher.layers() if layer.call.first is None}
@@ -104,7 +109,7 @@ def teachers_names(teaching: Teaching, graph: Graph, teacher: Graph) -> Mapping[
 
 
 def begins(teaching: Teaching, graph: Graph, teacher: Graph) -> tuple[str, ...]:
-    """What the parameters begin as, said."""
+    """One sentence that says what the model's parameters begin as."""
     if not teachers_names(teaching, graph, teacher):
         return (f"parameters begin as random numbers: the teacher in {teaching.folder} has other layers",)
     layers = ", ".join(map(str, stands_for(teaching, graph, teacher).values()))
@@ -120,5 +125,5 @@ def _vocabulary(graph: Graph) -> int:
 
 
 def _spread(own: int, theirs: int) -> str:
-    """So many layers, evenly, the last one among them."""
+    """An example of `layers`: as many of the teacher's as the model has, evenly spread, its last among them."""
     return ",".join(str((i + 1) * theirs // own - 1) for i in range(min(own, theirs)))

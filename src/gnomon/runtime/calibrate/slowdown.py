@@ -1,10 +1,10 @@
 """How much slower this machine is now than when it was calibrated: a few of the calibrated points, measured again.
 
 `slowdown_now(cluster)` takes about a second and returns (ratio, sentence). In a job all processes call it together;
-elsewhere it starts as many as the cluster has. The ratio is that of the middle point: a burst of other work that hits
-one of them says little of the minutes that follow. A point is the mean of its repeats, on all processes: where other
-work takes turns with this one on a core, most short operations run undisturbed, and a step waits for the few that do
-not. Leaves out what the caller does about it.
+elsewhere it starts as many as the cluster has. The ratio is the median of the points', since a burst of other work that
+hits one of them says little of the minutes that follow. A point is the mean of its repeats on all processes, and not
+their median: where other work takes turns with this one on a core, most short operations run undisturbed, and a step
+waits for the few that do not. Leaves out what the caller does about it.
 """
 
 from __future__ import annotations
@@ -29,38 +29,38 @@ POINTS: tuple[tuple[str, str, dict[str, int]], ...] = (
     ("attention", "forward", {"heads": 8, "seq": 512, "head_dim": 32}),
     ("add", "forward", {"elements": 1 << 22}),
 )
-"""What is measured again, in fp32: the core's products, a mixture, and its memory."""
+"""(operation, direction, sizes) measured again, in fp32: one bound by arithmetic, a mixture, one bound by memory."""
 
 SECONDS = 1.0
-"""Of measuring, all points together."""
+"""Seconds of measuring, all points together."""
 
 ROUNDS = 3
-"""Times that each point has its turn: a burst is then not all in one of them."""
+"""Turns of each point, so that a burst of other work does not fall on one point alone."""
 
 SAME = 1.15
-"""Ratios up to this, and down to its inverse, are called as fast as then: repeats of a quiet machine spread so far."""
+"""Ratios up to this, and down to its inverse, count as no change: repeats on a quiet machine spread so far."""
 
 APART = 1.3
-"""Points whose ratios differ by more do not agree: then their range is said too."""
+"""Largest over smallest ratio of the points beyond which they do not agree, and the sentence says their range."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Again:
-    """One point, then and now."""
+    """One point, when it was calibrated and now."""
 
     what: str
-    """As a person calls it."""
+    """Its operation, dtype and sizes, as `matmul fp32 m=512 n=512 k=512`."""
     then_s: float
-    """In the calibration."""
+    """Seconds in the calibration."""
     now_s: float
-    """Mean of the repeats on all processes."""
+    """Seconds now: the mean of the repeats on all processes."""
 
 
 def slowdown_now(cluster: Cluster, *, step_s: float | None = None) -> tuple[float, str]:
     """(seconds now over seconds when calibrated, one line that says so).
 
-    step_s: a predicted step, to be said as it is to be expected now. Within a job every process must call it, and all
-    get the same. InputError for a cluster that was not measured.
+    step_s: the predicted seconds of a step; the sentence then says what to expect of it now. Within a job every process
+    must call it, and all get the same. InputError for a cluster that was not measured, or not in fp32.
     """
     node = cluster.groups[0].node
     measured = node.device.measured
@@ -71,8 +71,8 @@ def slowdown_now(cluster: Cluster, *, step_s: float | None = None) -> tuple[floa
 
 
 def ratio(points: tuple[Again, ...]) -> float:
-    """How much slower the machine is now than when it was calibrated: the median of the points' ratios, and of two in
-    the middle their geometric mean."""
+    """Seconds now over seconds when calibrated: the median of the points' ratios, and of an even number the geometric
+    mean of the middle two."""
     return math.exp(median(math.log(point.now_s / point.then_s) for point in points))
 
 
@@ -103,18 +103,19 @@ def sentence(points: tuple[Again, ...], measured: Measured, step_s: float | None
 
 
 def again(measured: Measured) -> tuple[Again, ...]:
-    """Every point measured on all processes of this job at once; all must call it, and all get the same."""
+    """Measures every calibrated point of POINTS on all processes of this job at once; all must call it, and all get the
+    same. InputError where none was calibrated in fp32."""
     known = [point for point in POINTS if has(measured, point[0], "fp32", point[1])]
     if not known:
         raise InputError(f"the calibration of {measured.host} has no operation in fp32; run `gnomon calibrate` again")
     ready = [build_case(what, "fp32", direction, sizes) for what, direction, sizes in known]
     repeats: list[list[float]] = [[] for _ in known]
-    gc.disable()
+    gc.disable()  # a collection would be counted as the machine's
     try:
         for _ in range(ROUNDS):
             for case, so_far in zip(ready, repeats, strict=True):
                 _meet()
-                so_far += repeated(case, SECONDS / ROUNDS / len(known), 2)
+                so_far += repeated(case, SECONDS / ROUNDS / len(known), 2)  # two repeats at least
     finally:
         gc.enable()
     points = []
@@ -126,12 +127,13 @@ def again(measured: Measured) -> tuple[Again, ...]:
 
 
 def _meet() -> None:
+    """Waits for the other processes, so that all measure a point at the same time."""
     if dist.get_world_size() > 1:
         dist.barrier()
 
 
 def _of_all(seconds: float) -> float:
-    """Mean over all processes."""
+    """The mean over all processes."""
     total = torch.tensor(seconds, dtype=torch.float64)
     if dist.get_world_size() > 1:
         dist.all_reduce(total)

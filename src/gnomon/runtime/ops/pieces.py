@@ -1,9 +1,12 @@
-"""Attention of some positions to some others, piece by piece: pieces' results merged by their log-sum-exp.
+"""Attention of runs of queries to runs of keys, piece by piece; results are merged by their log-sum-exp.
 
-`attend(merged, q, k, v, queries, keys, rule)` adds what queries at some segments of positions see of keys at others;
-`backward` adds the gradients, given the merged result. A piece that a mask cuts through, other than at its diagonal, is
-written out; others are torch's flash kernel where it has one. Leaves out communication (`context`), and biases.
+Under context parallelism a rank holds segments of positions, and meets the keys of others one rank after the other.
+`attend(merged, q, k, v, queries, keys, rule)` adds what queries at some segments see of keys at others; `backward` adds
+the gradients, given the merged result. Of a piece, all keys are seen by all queries, or those up to the diagonal:
+torch's flash kernel where it has one. Other pieces have a mask and are written out. Leaves out communication
+(`context`), and biases.
 Shapes: q (B, heads, positions, dim), k and v (B, kv heads, positions, dim), lse (B, heads, positions).
+Source: Dao et al. 2022, FlashAttention; merging as in Liu et al. 2023, Ring Attention.
 """
 
 from __future__ import annotations
@@ -28,46 +31,52 @@ class Rule:
     """The keys that a query sees, and how scores are computed."""
 
     causal: bool
+    """Whether a query sees no later position."""
     window: int
-    """Positions that a query sees, itself included (without causality on both sides); 0 for all."""
+    """A query at i sees keys from i - window + 1 on, and if not causal up to i + window - 1; 0: no such limit."""
     scale: float
+    """What q kᵀ is multiplied by."""
     cap: float
-    """Scores are cut to ±cap by tanh; 0: they are not."""
+    """Scores become cap · tanh(score / cap); 0: they do not."""
 
 
 @dataclass(frozen=True, slots=True)
 class MeetingRows:
-    """Queries and keys that meet: ranges of local rows."""
+    """Queries and keys of which some see each other."""
 
     q: slice
+    """Rows of the local queries."""
     k: slice
+    """Rows of the local keys."""
     diagonal: bool
-    """They are the same positions under a causal mask."""
+    """Whether both are the same positions, under a causal mask and nothing else."""
     cut_by_mask: bool
-    """A mask cuts through otherwise; if neither, every query sees every key, as far as documents go."""
+    """Whether another mask cuts through; if neither, every query sees every key, as far as documents go."""
     at: tuple[Segment, Segment]
-    """Positions of queries and keys."""
+    """Positions in the sequence of the queries and of the keys."""
 
 
 class OnlineSoftmax:
-    """The attention of queries to the keys so far, by range of rows: an online softmax."""
+    """The attention of queries to the keys so far: an online softmax."""
 
     def __init__(self) -> None:
         self.parts: dict[tuple[int, int], tuple[Tensor, Tensor]] = {}
+        """(first row, end) of local queries -> (out, lse) over the keys so far."""
 
     def add(self, rows: slice, out: Tensor, lse: Tensor) -> None:
-        """Merges the result over more keys into that of the keys so far."""
+        """Merges (out, lse) over more keys into the result over the keys so far. A row whose lse is -inf (it sees none
+        of the keys) weighs nothing; the first result of a row must be finite, or -inf less -inf makes NaN."""
         key = rows.start, rows.stop
         if key in self.parts:
             # softmax over both sets of keys: each part's share of the whole sum of exponentials is exp(its lse - lse)
-            before, so_far = self.parts[key]
-            lse, lse_new = torch.logaddexp(so_far, lse), lse
-            out = before * (so_far - lse).exp().unsqueeze(-1) + out * (lse_new - lse).exp().unsqueeze(-1)
+            out_before, lse_before = self.parts[key]
+            lse, lse_new = torch.logaddexp(lse_before, lse), lse
+            out = out_before * (lse_before - lse).exp().unsqueeze(-1) + out * (lse_new - lse).exp().unsqueeze(-1)
         self.parts[key] = out, lse
 
     def result(self, q: Tensor) -> tuple[Tensor, Tensor]:
-        """Returns (out, lse) of all rows, in q's dtype and a dtype of statistics. out lies as the next matmul reads it,
-        position after position."""
+        """Returns (out, lse) of all rows: out in q's dtype, lse in float32 or wider. out lies in memory as (B,
+        positions, heads, dim), as the next matmul reads it."""
         parts = [part for _, part in sorted(self.parts.items())]
         if not parts:  # no queries
             return q, q.new_empty(q.shape[:3], dtype=torch.promote_types(q.dtype, torch.float32))
@@ -76,8 +85,9 @@ class OnlineSoftmax:
 
 
 def pieces(queries: Sequence[Segment], keys: Sequence[Segment], rule: Rule) -> Iterator[MeetingRows]:
-    """Yields what of the keys each segment of queries sees; its diagonal first, so that every row has a result to add
-    to."""
+    """Yields the pieces in which segments of queries see segments of keys. Of each segment of queries, the piece in
+    which queries meet their own positions comes first: every row sees itself, so that its first result is finite, as
+    `OnlineSoftmax.add` needs."""
     at = 0
     for first, length in queries:
         rows, start = slice(at, at + length), 0
@@ -90,32 +100,36 @@ def pieces(queries: Sequence[Segment], keys: Sequence[Segment], rule: Rule) -> I
 
 
 def _meets_itself(piece: MeetingRows) -> bool:
+    """Whether a masked piece has the positions of its own queries among its keys."""
     (first, _), (low, count) = piece.at
     return piece.cut_by_mask and low <= first < low + count
 
 
 def _pieces_of(rows: slice, query: Segment, start: int, key: Segment, rule: Rule) -> Iterator[MeetingRows]:
+    """Yields the pieces of one segment of queries and one of keys: none, one, or one before the diagonal and one at it.
+    rows: of the local queries; start: row of the first local key."""
     (first, length), (low, count) = query, key
     begin, end = low, low + count
-    # keys that some query of the segment sees: [begin, end)
+    # Keys that some query of the segment sees: [begin, end). The first query, at `first`, sees the leftmost of a
+    # window, and the last, at first + length - 1, the rightmost.
     if rule.window:
         begin = max(begin, first - rule.window + 1)
         end = end if rule.causal else min(end, first + length + rule.window - 1)
     if rule.causal:
         end = min(end, first + length)
-    # No query of the segment sees a key of these.
     if begin >= end:
         return
 
-    def piece(one: int, other: int, *, diagonal: bool = False, cut: bool = False) -> MeetingRows:
-        keys = slice(start + one - low, start + other - low)
-        return MeetingRows(rows, keys, diagonal, cut, (query, (one, other - one)))
+    def piece(from_key: int, to_key: int, *, diagonal: bool = False, cut: bool = False) -> MeetingRows:
+        keys = slice(start + from_key - low, start + to_key - low)
+        return MeetingRows(rows, keys, diagonal, cut, (query, (from_key, to_key - from_key)))
 
-    # the last query still sees the first key: the window cuts nothing off on the left
-    whole = not rule.window or first + length - rule.window <= begin
-    if rule.window and not (whole and (end <= first + 1 if rule.causal else end <= first + rule.window)):
+    # The last query still sees the first key: the window cuts nothing off on the left.
+    left_is_whole = not rule.window or first + length - rule.window <= begin
+    # On the right, every query sees the last key if the first one does.
+    if rule.window and not (left_is_whole and (end <= first + 1 if rule.causal else end <= first + rule.window)):
         yield piece(begin, end, cut=True)
-    elif not rule.causal or end <= first + 1:  # the first query sees all of them, and so do the others
+    elif not rule.causal or end <= first + 1:
         yield piece(begin, end)
     else:
         # Keys before the segment are seen by all of its queries; those within it up to the diagonal.
@@ -130,8 +144,8 @@ def _pieces_of(rows: slice, query: Segment, start: int, key: Segment, rule: Rule
 def _met(
     queries: Sequence[Segment], keys: Sequence[Segment], rule: Rule, packing: Packing | None
 ) -> Iterator[tuple[MeetingRows, Tensor | None]]:
-    """Yields pieces, but for those whose queries and keys have no document in common; and where they have several,
-    (rows, 1, queries, keys): whether a query's is the key's."""
+    """Yields (piece, mask) but for pieces whose queries and keys have no document in common. The mask (B, 1, queries,
+    keys) says whether a query and a key are of one document; None where all are."""
     for piece in pieces(queries, keys, rule):
         together = packing.together(*piece.at) if packing is not None else True
         if together is not False:
@@ -148,7 +162,8 @@ def attend(
     rule: Rule,
     packing: Packing | None = None,
 ) -> None:
-    """Adds what the queries see of these keys. packing: documents of the whole rows, which do not see each other."""
+    """Adds to `merged` what the queries see of these keys. queries, keys: the positions of the rows of q, and of k and
+    v. packing: the documents packed in each sequence, which do not see each other."""
     for piece, together in _met(queries, keys, rule, packing):
         one, key, value = q[:, :, piece.q], k[:, :, piece.k], v[:, :, piece.k]
         if _flash(q, rule, piece, together):
@@ -171,8 +186,8 @@ def backward(
     into: tuple[Tensor, Tensor, Tensor],
     packing: Packing | None = None,
 ) -> None:
-    """Adds the gradients of what the queries see of these keys. out, lse: merged over all keys. into: of q, k, v.
-    packing: as in `attend`."""
+    """Adds the gradients of what the queries see of these keys. grad: of `out`. out, lse: merged over all keys. into:
+    the gradients of q, k and v, which are added to. Other arguments as in `attend`."""
     dq, dk, dv = into
     for piece, together in _met(queries, keys, rule, packing):
         one, key, value = q[:, :, piece.q], k[:, :, piece.k], v[:, :, piece.k]
@@ -188,14 +203,15 @@ def backward(
 
 
 def _flash(q: Tensor, rule: Rule, piece: MeetingRows, together: Tensor | None) -> bool:
+    """Whether torch's flash kernel computes the piece: on a CPU, without cap, and without a mask but the diagonal."""
     return q.device.type == "cpu" and not rule.cap and not piece.cut_by_mask and together is None
 
 
 @lru_cache(maxsize=64)
 def _seen(query: Segment, key: Segment, rule: Rule, device: torch.device) -> Tensor:
     """A mask (queries, keys): whether a query sees a key."""
-    at, to = (torch.arange(first, first + count, device=device) for first, count in (query, key))
-    distance = at[:, None] - to
+    query_at, key_at = (torch.arange(first, first + count, device=device) for first, count in (query, key))
+    distance = query_at[:, None] - key_at
     seen = distance >= 0 if rule.causal else torch.ones_like(distance, dtype=torch.bool)
     return seen & (distance < rule.window) & (distance > -rule.window) if rule.window else seen
 
@@ -203,7 +219,8 @@ def _seen(query: Segment, key: Segment, rule: Rule, device: torch.device) -> Ten
 def _scores(
     q: Tensor, k: Tensor, rule: Rule, piece: MeetingRows, together: Tensor | None
 ) -> tuple[Tensor, Tensor | None]:
-    """(scores, their tanh where they are cut), in a dtype of statistics."""
+    """(scores, tanh(score / cap) or None without a cap) of (B, heads, queries, keys), in float32 or wider; scores that
+    a mask hides are -inf."""
     wide = torch.promote_types(q.dtype, torch.float32)
     scores = (q @ k.transpose(-2, -1)).to(wide) * rule.scale
     bent = torch.tanh(scores / rule.cap) if rule.cap else None
@@ -231,7 +248,8 @@ def _written_out(
     `OnlineSoftmax.add` weighs with 0."""
     k, v = _grouped(k, q), _grouped(v, q)
     scores, _ = _scores(q, k, rule, piece, together)
-    top = scores.amax(-1, keepdim=True).clamp(min=-1e30)  # a row that sees nothing here
+    # The clamps are for a row that sees nothing here: exp(-inf + 1e30) is 0, and its lse log 0.
+    top = scores.amax(-1, keepdim=True).clamp(min=-1e30)
     exp = (scores - top).exp_()
     total = exp.sum(-1, keepdim=True)
     out = (exp / total.clamp(min=1e-30)).to(v.dtype) @ v

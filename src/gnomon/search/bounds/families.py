@@ -1,9 +1,10 @@
-"""Bounds: what a plan takes at least, in time and memory, before it is lowered and played.
+"""Lower bounds on the time of a plan's step, had before it is lowered and played.
 
 Each bound has its proof in its docstring and a property test; none decides. `SearchJob` holds what all points of a
 space share; `Family` the points of one arrangement of axes, layout and recompute, which differ in how they are
 pipelined, sharded and cut into microbatches. Leaves out what only the simulator knows: waiting for messages beyond the
-chains named here, and what a collective hides of another.
+chains named here, and what a collective hides of another. Seconds throughout; arrays are [stages, columns], a column
+for each microbatch size of the space.
 """
 
 from __future__ import annotations
@@ -36,14 +37,14 @@ from gnomon.tensors.dims import numel
 Doubles = NDArray[np.float64]
 
 GRID_S = 2.0**-36
-"""The grid, in seconds, to which durations are rounded: each is at most half of it under its price."""
+"""The grid, in seconds, to which the simulator rounds durations. Each is at most half of it below its price; bounds
+take off a whole one."""
 
 TOKEN_AXES = ("cp", "tp", "ep", "etp")
 """The axes that collectives inside layers run over."""
 
-
 PipelineName = tuple[int, int, bool]
-"""(pipeline ranks, virtual stages, V placement): what tells a job's pipelines apart, in keys of what is kept."""
+"""(pipeline ranks, virtual stages, V placement): a key that tells a job's pipelines apart."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,22 +52,21 @@ class Pipeline:
     """A model cut into stages on pipeline ranks."""
 
     name: PipelineName
-    """What tells it from the job's others."""
+    """Its key among the job's pipelines."""
     split: Split
     """The layers of each stage."""
     rank_of: NDArray[np.int64]
     """[stages] the pipeline rank of each stage."""
     linked: NDArray[np.bool_]
-    """[stages - 1] whether a stage reads from the one before it."""
+    """[stages - 1] whether stage s + 1 reads from stage s."""
     sent: tuple[tuple[tuple[int, str], ...], ...]
     """[stages - 1] (kind, tensor) that a stage sends to the next."""
     own: Doubles
-    """[stages] 0 where a stage shares parameters with another one on its rank, which may update them for it; else 1."""
+    """[stages] 0 where a stage shares a parameter with another one on its rank, which updates it for both; else 1."""
 
     @cached_property
     def on_rank(self) -> Doubles:
-        """[ranks, stages] mask that is 1 where a rank has a stage."""
-        # A mask, so that a sum over the stages of a rank is one matrix product: on_rank @ values is [ranks, …].
+        """[ranks, stages] 1 where a rank has a stage, else 0: `on_rank @ values` sums over the stages of each rank."""
         ranks = np.arange(int(self.rank_of.max()) + 1)
         mask: Doubles = (ranks[:, None] == self.rank_of).astype(float)
         return mask
@@ -98,9 +98,9 @@ class Pipeline:
         return least
 
     @cached_property
-    # reduceat takes the largest or smallest of each run of rows, so stages are sorted by rank first; starts[r] is the
-    # first row of rank r in that order.
     def _by_rank(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """(order, starts): stages sorted by rank, and the place in that order of each rank's first; `reduceat` over
+        these starts reduces the stages of each rank."""
         order = np.argsort(self.rank_of, kind="stable")
         return order, np.searchsorted(self.rank_of[order], np.arange(len(self.on_rank)))
 
@@ -114,7 +114,7 @@ class Pipeline:
 
     @cached_property
     def last(self) -> NDArray[np.int64]:
-        """[stages] the last stage of that run."""
+        """[stages] the last stage of the linked run that a stage is in."""
         # The same from the other end: a running minimum of the runs' last stages.
         ends = np.append(~self.linked, True)
         stages = np.arange(len(ends))
@@ -144,11 +144,11 @@ class SearchJob:
             prices={},
         )
         self.experts = max((d.size or 0 for b in graph.blocks for d in b.dims if _is(d.name, "experts")), default=0)
-        self._pipelines: dict[tuple[int, int, bool], Pipeline | None] = {}
+        self._pipelines: dict[PipelineName, Pipeline] = {}
         self._tables: dict[object, dict[str, KindTable]] = {}
         self._links: dict[object, dict[str, AxisLink]] = {}
         self.updates: dict[tuple[int, int, Device], float] = {}
-        """(elements, tensors, id of the device) -> seconds of an update, at least."""
+        """(elements, tensors, device) -> seconds of an update, at least; filled by who bounds updates."""
 
     @cached_property
     def elements(self) -> Doubles:
@@ -165,16 +165,14 @@ class SearchJob:
         return counts
 
     def pipeline(self, pp: int, virtual: int, v_placed: bool) -> Pipeline:
-        """The stages of so many pipeline ranks."""
+        """The model cut into `virtual` stages on each of pp pipeline ranks, equally as `Plan` cuts it."""
         key = pp, virtual, v_placed
         if key not in self._pipelines:
             placement = "v" if v_placed else "loop"
             schedule = Schedule(virtual_stages=virtual, placement=placement)  # type: ignore[arg-type]
             plan = Plan(mesh=Mesh(pp=pp), schedule=schedule)
             self._pipelines[key] = self._cut(key, plan, split(self.kinds, plan), placement)
-        pipeline = self._pipelines[key]
-        assert pipeline is not None
-        return pipeline
+        return self._pipelines[key]
 
     def _cut(self, name: PipelineName, plan: Plan, parts: Split, placement: str) -> Pipeline:
         stages = plan.num_stages
@@ -183,7 +181,7 @@ class SearchJob:
             if move.target == move.source + 1:
                 sent[move.source] = tuple((self.kinds.kind_of[label], tensor) for label, tensor in move.tensors)
         ranks = np.array([pipeline_rank(s, plan.mesh.pp, placement) for s in range(stages)], np.int64)
-        # Two stages of one rank that hold one tensor update it once; the bound counts it for neither of them.
+        # Two stages of a rank that hold one parameter update it once; the bound counts that update for neither.
         own = np.ones(stages)
         for holders in shared_parameters(plan, self.graph).values() if self.kinds.shared else ():
             for stage in holders:
@@ -199,11 +197,11 @@ class SearchJob:
         )
 
     def load(self, ep: int) -> float:
-        """Busiest over mean rows of the experts of a rank; 1 without experts."""
+        """Rows of the busiest expert-parallel rank over the mean of all, at least; 1 without experts."""
         return least_busiest(self.workload.router, self.space.base.experts, self.experts, ep) if self.experts else 1.0
 
     def links(self, mesh: Mesh) -> dict[str, AxisLink]:
-        """Maps each axis to the link that its groups run over, on the first stage."""
+        """Maps each mesh axis to the link that its groups on the first stage communicate over."""
         if mesh not in self._links:
             plan = Plan(mesh=mesh)
             ranks = range(mesh.world_size // mesh.pp)
@@ -217,7 +215,7 @@ class SearchJob:
 
     @cached_property
     def meeting_s(self) -> float:
-        """Seconds in which all ranks add up one number."""
+        """Seconds of an all-reduce of one number over all ranks: the gradient norm's."""
         # 8 bytes: one number in double precision.
         ranks = np.arange(self.space.devices, dtype=np.int64)
         if len(ranks) < 2:
@@ -232,11 +230,12 @@ class SearchJob:
         return self.uniform and whole and self.space.base.mesh.order == DENSE_AXES
 
     def slower(self, link: AxisLink) -> float:
-        """Seconds over price on a link."""
+        """Measured over priced seconds on a link, fitted over published runs."""
         return self.numbers.link_factor(link.across_name or link.inside_name)
 
 
 def _is(name: str, what: str) -> bool:
+    """Whether the last part of a dim's scoped name (`encoder.experts`) is `what`."""
     return name.rpartition(".")[2] == what
 
 
@@ -265,14 +264,14 @@ class Family:
 
     @cached_property
     def mesh(self) -> Mesh:
-        # How data-parallel ranks split into replicas and shards changes nothing inside a layer.
-        """Its mesh with all data-parallel ranks in dp_shard."""
+        """Its mesh with all data-parallel ranks in dp_shard: how they are divided into replicas and shards changes
+        nothing inside a layer."""
         base = self.job.space.base.mesh
         return replace(base, tp=self.tp, cp=self.cp, ep=self.ep, pp=self.pp, dp_replicate=1, dp_shard=self.dp)
 
     @cached_property
     def table(self) -> KindTable:
-        """Prices of layers; shared with families that differ in what layers do not see."""
+        """Prices of layers by kind; one table for all families that differ only in what layers do not see."""
         job = self.job
         links = job.links(self.mesh)
         inside = {axis: links[axis] for axis in TOKEN_AXES if axis in links}
@@ -283,6 +282,7 @@ class Family:
         return job._tables[key][self.recompute]
 
     def _priced(self, inside: Mapping[str, AxisLink]) -> dict[str, KindTable]:
+        """Recompute preset -> prices of layers. inside: the links of the axes that layers communicate over."""
         job, base = self.job, self.job.space.base
         mesh = replace(self.mesh, pp=1)
         splits = job.space.splits(self.tp, sequence_parallel=self.layout.sequence_parallel)
@@ -299,7 +299,7 @@ class Family:
 
 
 def _least(tables: list[KindTable]) -> KindTable:
-    """The least of several devices' numbers."""
+    """A table with the least of several devices' seconds, entry by entry: below each of them."""
     first = tables[0]
 
     def least(name: str) -> Doubles:
@@ -312,6 +312,7 @@ def _least(tables: list[KindTable]) -> KindTable:
 
 
 ACTIONS = ("forward", "whole", "input", "weight")
+"""The fields of `Actions`."""
 
 
 @dataclass(frozen=True)
@@ -321,11 +322,11 @@ class Actions:
     forward: Doubles
     """Seconds of a forward."""
     whole: Doubles
-    """Seconds of a backward that is one action."""
+    """Seconds of a backward that is one action (B)."""
     input: Doubles
-    """Seconds of the half that makes input gradients."""
+    """Seconds of a backward's input gradients as an action of their own (I)."""
     weight: Doubles
-    """Seconds of the half that makes weight gradients."""
+    """Seconds of a backward's weight gradients as an action of their own (W)."""
 
 
 def actions(
@@ -337,16 +338,17 @@ def actions(
     by_layer: bool,
     column: int | None = None,
 ) -> Actions:
-    """Bounds from below how long each stage's actions last, [stages, microbatch sizes], or of one size only.
+    """Bounds from below how long each stage's actions last: [stages, microbatch sizes], or [stages, 1] of `column`.
 
-    adding: [kinds] seconds that weight gradients take to be added up; unsharding: [kinds] seconds of copying gathered
-    parameters. An action lasts as long as its kernels and collectives, where layers of one kind that are launched
-    slower than they run starve the device, or as its launches, whichever is longer; under ZeRO 3 (`by_layer`) that
-    holds for each layer by itself. Nor is it shorter than the copies of its activations over the host link. What is
-    left out (launches of what is added up) only makes it longer.
+    counts: [stages, kinds] layers of each kind. adding: [kinds] seconds that weight gradients take to be added up;
+    unsharding: [kinds] seconds of copying gathered parameters. An action lasts at least as long as its kernels and
+    collectives with the idle time of layers that are launched slower than they run, as its launches, and as the copies
+    of its activations over the host link; under ZeRO 3 (`by_layer`) that holds for each layer by itself. What is left
+    out (launches of the additions) only makes it longer.
     """
     unit = table.rates.host_unit_s
-    mixed = ((counts > 0).sum(axis=1) > 1)[:, None]  # layers of one kind alone starve nobody
+    # Of layers of one kind either kernels or launches are the longer throughout: the maximum of both sums is the bound.
+    mixed = ((counts > 0).sum(axis=1) > 1)[:, None]
 
     def longest(device: Doubles, extra: Doubles | float, host: Doubles, away: Doubles | float = 0.0) -> Doubles:
         # ZeRO 3 waits at every layer (its gather, its reduction), so each layer takes the longest of device, host and
@@ -364,8 +366,8 @@ def actions(
         return seconds
 
     chosen = slice(None) if column is None else slice(column, column + 1)
-    # `adding` and `unsharding` are plain kernel seconds; the table's are as the stack runs them, so both are divided by
-    # its rate of compute.
+    # `adding` and `unsharding` are seconds of kernels alone; the table's are as the stack runs them, slower by its
+    # rate.
     f, i, w = (host[:, chosen] for host in table.host_s)
     extra, copied = adding[:, None] / table.rates.compute, unsharding[:, None] / table.rates.compute
     input_s, weight_s, away = table.input_s[:, chosen], table.weight_s[:, chosen], table.copied_s[:, chosen]
@@ -378,13 +380,14 @@ def actions(
 
 
 def halves(act: Actions) -> Actions:
-    """The same with weight gradients that are no longer than what a backward in one takes beyond input gradients."""
+    """The same actions with weight gradients at most as long as a whole backward is beyond its input gradients, for
+    schedules in which some backwards are split: input + weight is then a bound of either."""
     return replace(act, weight=np.minimum(act.weight, np.maximum(act.whole - act.input, 0.0)))
 
 
 def weight_at_most(table: KindTable, counts: Doubles, adding: Doubles, column: int) -> Doubles:
-    """[stages] seconds of weight gradients, at most: kernels and launches one after another, each tensor added up by a
-    launch."""
+    """[stages] an upper bound on the seconds of weight gradients: all kernels and launches one after another, with a
+    launch for adding up each tensor."""
     host = table.host_s[2][:, column] + table.launch_s * (table.tensors + 1)
     device = table.weight_s[:, column] + adding / table.rates.compute
     seconds: Doubles = counts @ (device + host) + table.rates.host_unit_s + GRID_S
@@ -392,7 +395,8 @@ def weight_at_most(table: KindTable, counts: Doubles, adding: Doubles, column: i
 
 
 def layer_seconds(table: KindTable, adding: Doubles, unsharding: Doubles, column: int) -> dict[str, list[float]]:
-    """Kind of row -> seconds of each kind of layer by itself, as ZeRO 3 has them: see `actions`."""
+    """Kind of row (F, C, B, I, W) -> [kinds] seconds of one layer of each kind as an action by itself, as under ZeRO 3:
+    see `actions`."""
     one = np.eye(len(table.tensors))
     act = actions(table, one, adding, unsharding, by_layer=True, column=column)
     by_kind = {"F": act.forward, "C": act.forward, "B": act.whole, "I": act.input, "W": act.weight}
@@ -401,28 +405,30 @@ def layer_seconds(table: KindTable, adding: Doubles, unsharding: Doubles, column
 
 @dataclass(frozen=True, kw_only=True)
 class Ends:
-    """What begins and ends a step, [stages] each: seconds from the norm to the first forward and back."""
+    """Seconds of what begins and ends a step, around the gradient norm for which all ranks meet. Arrays are [stages, 1
+    or columns]."""
 
     update: Doubles
-    """The optimizer's. Arrays are [stages, 1 or columns]."""
+    """The optimizer's update of a stage's parameters."""
     head: Doubles
     """From the norm to the first forward of a stage that waits for no other stage: all updates of its rank hold the
-    compute stream; its parameters are gathered after its own, or after all updates by the same stream."""
+    compute stream; its parameters are gathered after its own update, or after all where the same stream gathers."""
     norm: Doubles
-    """[1 or columns] of the norm, in which all ranks meet: as long as the slowest one's."""
+    """[1 or columns] the norm, as long as that of the slowest rank."""
     reduce: Doubles
-    """Gradients after the last backward."""
+    """Reduction of gradients after the last backward."""
     microbatch_reduce: Doubles
-    """Gradients of every microbatch, between one backward and the next (ZeRO 2)."""
+    """Reduction of every microbatch's gradients, between one backward and the next (ZeRO 2)."""
     blocked: Doubles
-    """Of these, reductions that hold the compute stream, one stage after another, because they may not overlap."""
+    """Reductions that hold the compute stream, one stage after another, because they may not overlap."""
 
 
 ENDS = ("update", "head", "norm", "reduce", "microbatch_reduce", "blocked")
+"""The fields of `Ends`."""
 
 
 def no_ends(stages: int) -> Ends:
-    """Nothing before and after: a bound without them holds too."""
+    """Zeros: a bound without what begins and ends a step holds too."""
     zero = np.zeros((stages, 1))
     return Ends(update=zero, head=zero, norm=zero[0], reduce=zero, microbatch_reduce=zero, blocked=zero)
 
@@ -438,19 +444,20 @@ def time_bound(
     clip: bool,
     most: NDArray[np.int64] | None = None,
 ) -> Doubles:
-    """Seconds that a step takes at least, for each column. Arrays are [stages, columns], `count` one for each column.
+    """[columns] seconds that a step takes at least.
 
-    sends: [stages - 1, columns] of a message to the next stage.
+    sends: [stages - 1, columns] seconds of a message to the next stage. count: microbatches, for each column or all.
+    clip: whether the step ends with a gradient norm of all ranks. most: [stages, columns] units that may be between the
+    start of their forward and the end of their input gradient on a stage; None: not bounded.
 
     Without a common norm (`clip` False) a step takes at least the work of its busiest rank: actions of one stream do
     not overlap. With it, all ranks meet once a step, so the period is at least the longest chain from one meeting to
     the next. Chains, for a pipeline rank r whose lowest stage is s (the first forward on r is that of s, because every
     higher stage's forward follows one of s; likewise the last input gradient on r is one of s):
     - meeting, updates of the first rank (and the gather of stage 0), forwards of stages 0 … s-1 with their messages,
-      all forwards and
-      backwards of r one after another, input gradients of stages s-1 … 0 with their messages, the weight gradient and
-      the reduction of stage 0, meeting. Where backwards are split, the weight gradients of r may come after the way
-      back, so it is either without them, or without the way back.
+      all forwards and backwards of r one after another, input gradients of stages s-1 … 0 with their messages, the
+      weight gradient and the reduction of stage 0, meeting. Where backwards are split, the weight gradients of r may
+      come after the way back, so the chain is taken either without them, or without the way back.
     - With at most k = `most` units between the start of their forward on stage s and the end of their input gradient
       there: a unit needs L, all forwards from s to the last stage and back, so the m units need m·L of such time, of
       which at most k pass at once: m·L/k between the way to s and the way back (Little's law).
@@ -458,8 +465,9 @@ def time_bound(
       backward and a reduction; and a rank's reductions follow each other on one stream.
     - Reductions that may not overlap follow all backwards of the rank, one after another.
     A stage that does not read from the one before it begins a chain of its own, with an update and a reduction of its
-    own. What hides under a computing is less the longer that computing lasts, but never by as much, and every chain
-    with the one has the other: computing times that are themselves bounds keep the sum a bound.
+    own. The times of actions are lower bounds themselves, and may be put in place of the true ones: a longer action
+    hides more of a collective beside it, but by at most as much as it is longer, and every chain that has the rest of
+    the collective has the action: the sum of a chain does not fall where an action is longer.
     """
     # back: what a unit's way back takes on each stage; busy: all that a stage computes for one unit.
     back = act.input if split_backward else act.whole
@@ -508,9 +516,9 @@ def idle_bound(pipeline: Pipeline, act: Actions, sends: Doubles, ends: Ends, *, 
 
 
 def ways(pipeline: Pipeline, forward: Doubles, back: Doubles, sends: Doubles) -> tuple[Doubles, Doubles, Doubles]:
-    """(seconds from the step's start to the first forward of each stage, from its last input gradient to its root's,
-    from the start of a unit's forward there to the end of its input gradient). The sum over a run of linked stages is
-    a difference of sums over all."""
+    """[stages, columns] each: seconds from the step's start to the first forward of a stage; from its last input
+    gradient to that of its run's root; and from the start of a unit's forward on it to the end of the unit's input
+    gradient there, through all later stages of the run. Sums over a run are differences of sums over all stages."""
     if len(forward) == 1:
         return np.zeros_like(forward), np.zeros_like(back), forward + back
     both, last = forward + back, pipeline.last
@@ -521,7 +529,8 @@ def ways(pipeline: Pipeline, forward: Doubles, back: Doubles, sends: Doubles) ->
 
 
 def way(pipeline: Pipeline, act: Doubles, sends: Doubles) -> Doubles:
-    """[stages, columns] seconds from the root of a stage's run to the stage: of one action on each stage before it."""
+    """[stages, columns] seconds from the root of a stage's run to the stage: one action on each stage before it, and
+    the messages between."""
     if len(act) == 1:
         return np.zeros_like(act)
     sums = _summed(act[:-1] + sends)
@@ -529,14 +538,14 @@ def way(pipeline: Pipeline, act: Doubles, sends: Doubles) -> Doubles:
 
 
 def _summed(rows: Doubles) -> Doubles:
-    """Sums of the rows so far, none of them first."""
+    """[rows + 1, columns] sums of the first 0, 1, … rows."""
     out = np.zeros((len(rows) + 1, rows.shape[1]))
     np.cumsum(rows, axis=0, out=out[1:])
     return out
 
 
 class Sends:
-    """Prices messages between neighbouring stages, in seconds."""
+    """Bounds messages between neighbouring stages from below, in seconds."""
 
     def __init__(self, job: SearchJob) -> None:
         self.job = job
@@ -555,8 +564,8 @@ class Sends:
         return self._known[key]
 
     def _seconds(self, family: Family, hop: _Hop) -> Doubles:
-        """The least seconds of one message. A program that sends parts of it and gathers them takes no less than a
-        part."""
+        """[microbatch sizes] the least seconds of one message. A program that sends parts of it, to be gathered, takes
+        no less than a part."""
         tensors, link = hop
         size: Doubles | float = sum(
             np.asarray(family.table.prices[kind].sharded.local_bytes[tensor], float) for kind, tensor in tensors
@@ -584,9 +593,10 @@ class Sends:
         return self._kinds[key]
 
     def _hop(self, ranks: int, a: int, b: int) -> AxisLink | None:
+        """The link between pipeline ranks a and b, of `ranks` ranks each."""
         key = ranks, a, b
         if key not in self._hops:
-            # [ranks, 2] every rank of stage a with its partner in stage b; the slowest pair is the message's link.
+            # [ranks, 2] every rank of a with its partner in b; the slowest pair is the message's link.
             own = np.arange(ranks, dtype=np.int64)
             self._hops[key] = axis_link(self.job.cluster, np.stack([own + a * ranks, own + b * ranks], axis=1))
         return self._hops[key]
@@ -597,7 +607,7 @@ _Hop = tuple[tuple[tuple[int, str], ...], AxisLink]
 
 
 def is_split(schedule: str) -> bool:
-    """Whether weight gradients are actions of their own."""
+    """Whether weight gradients are actions of their own in a schedule."""
     return orders.find(schedule).split
 
 
@@ -608,5 +618,5 @@ def partly_split(schedule: str) -> bool:
 
 
 def v_placed(schedule: str) -> bool:
-    """Whether stages turn at the last rank."""
+    """Whether a schedule's stages turn at the last rank (V placement)."""
     return orders.find(schedule).placement == "v"

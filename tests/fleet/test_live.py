@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from gnomon.errors import InputError, RunError
-from gnomon.fleet.child import read_began
+from gnomon.fleet.child import Began, Ended, read_began, write
 from gnomon.fleet.journal import read_events
 from gnomon.fleet.live import Controller
 from gnomon.fleet.policies import policy
@@ -207,3 +207,24 @@ def test_what_is_refused(tmp_path: Path) -> None:
     (tmp_path / "g/journal.jsonl").write_text("nonsense\n")
     with pytest.raises(InputError, match="line 1 is not JSON"):
         read_events(tmp_path / "g/journal.jsonl")
+
+
+def test_only_a_job_that_runs_is_signalled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No process of an attempt that has ended, whose ids may be others', nor this one's group, which 0 means."""
+    signalled: list[int] = []
+
+    def gone(pid: int, sent: int) -> None:
+        signalled.append(pid)
+        raise ProcessLookupError
+
+    monkeypatch.setattr(os, "kill", gone)
+    processes = LocalProcesses(tmp_path)
+    for job, expected in ((77, [76, 77]), (0, [76])):
+        write(tmp_path / "a.began", Began(attempt=2, beside=76, job=job))
+        write(tmp_path / "a.ended", Ended(attempt=1, status=0))
+        processes.stop("a")
+        assert signalled == expected
+        write(tmp_path / "a.ended", Ended(attempt=2, status=127))
+        processes.stop("a")
+        assert signalled == expected
+        signalled.clear()

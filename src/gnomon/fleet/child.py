@@ -28,9 +28,9 @@ class Began:
     attempt: int
     """Number of the start, from 1."""
     beside: int
-    """Number of the process beside the job."""
+    """Id of the process beside the job."""
     job: int
-    """Number of the job's process."""
+    """Id of the job's process; 0 where its command could not be started."""
 
 
 @dataclass(frozen=True, slots=True)

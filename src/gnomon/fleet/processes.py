@@ -81,10 +81,13 @@ class LocalProcesses:
 
     def stop(self, name: str) -> None:
         """Sends SIGTERM to the process beside the job, which passes it on once; if that is gone, to the job itself."""
-        began = read_began(self.folder, name)
-        if began is None:
-            return  # it is still coming up: the controller calls again when it next looks
-        for pid in (began.beside, began.job):
+        began, ended = read_began(self.folder, name), read_ended(self.folder, name)
+        # Still coming up, at first or again: the record, if any, is of an attempt that has ended, whose process ids may
+        # be others' by now. The controller calls again when it next looks.
+        if began is None or (ended is not None and ended.attempt >= began.attempt):
+            return
+        # The job's id is 0 where its command could not be started; a signal to 0 goes to this process and its group.
+        for pid in (pid for pid in (began.beside, began.job) if pid):
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGTERM)
                 return

@@ -228,3 +228,17 @@ def test_only_a_job_that_runs_is_signalled(tmp_path: Path, monkeypatch: pytest.M
         processes.stop("a")
         assert signalled == expected
         signalled.clear()
+
+
+@pytest.mark.parametrize(("visible", "own"), [(None, "1,2"), ("", ""), ("4,5,6", "5,6"), ("2,5", "5")])
+def test_a_job_sees_its_own_gpus_of_those_that_are_visible(
+    visible: str | None, own: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started: list[str] = []
+    monkeypatch.setattr(subprocess, "Popen", lambda *_, env, **__: started.append(env["CUDA_VISIBLE_DEVICES"]))
+    if visible is None:
+        monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    else:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    LocalProcesses(tmp_path).start("a", 1, 0, ["true"], (1, 2))
+    assert started == [own]

@@ -32,6 +32,7 @@ from gnomon.compiler.tried import TriedKernel, text_of
 aten = torch.ops.aten
 FORWARD = aten._scaled_dot_product_flash_attention_for_cpu.default
 BACKWARD = aten._scaled_dot_product_flash_attention_for_cpu_backward.default
+"""What scaled_dot_product_attention and its backward are in ATen on a CPU."""
 DEPTHS = range(16, 129, 16)
 """Sizes of a head for which the kernels are written."""
 PARALLEL = 1 << 18
@@ -39,7 +40,9 @@ PARALLEL = 1 << 18
 MASKS = {torch.float32: 1, torch.bfloat16: 2}
 """Dtype of a mask that is added -> its `mask_kind` in cpp/attention.h, where 0 is no mask."""
 CPP = Path(__file__).with_name("cpp")
+"""The folder of the kernels' sources."""
 _SIZES = "batch heads queries keys depth causal parallel".split()
+"""Whole numbers that begin both kernels' arguments; the last two are flags."""
 
 
 def _fields(inputs: str, outputs: str) -> list[tuple[str, Any]]:
@@ -283,6 +286,7 @@ def _written(node: Node) -> tuple[WrittenAttention, list[Node]] | None:
     inside: list[Node] = []  # all nodes between: each must have one reader
 
     def up(one: Node) -> Node:
+        """Skips views and copies that keep all numbers."""
         while one.target in SAME and one.args[0].meta["val"].numel() == one.meta["val"].numel():
             inside.append(one)
             one = one.args[0]

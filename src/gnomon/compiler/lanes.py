@@ -15,6 +15,7 @@ from gnomon.compiler.machine import has_features
 
 AVX512 = frozenset({"avx512f", "avx512bw", "avx512dq", "avx512vl", "f16c"})
 AVX2 = frozenset({"avx2", "fma", "f16c"})
+"""Flags in /proc/cpuinfo that the kernels of a set need."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -31,6 +31,7 @@ from gnomon.compiler.node import Node
 from gnomon.compiler.tried import MEMORY, text_of
 
 GATES = {"lstm": 4, "gru": 3}
+"""Rows of a weight for each unit: input, forget, cell and output gate; or reset, update and new."""
 PARALLEL = 1 << 16
 """Multiply-adds of one step's recurrent product from which on several threads share it: less takes no longer than
 their waiting for each other."""
@@ -71,6 +72,7 @@ for _name, _function in (("lstm", _lstm), ("gru", _gru)):
     library.impl(_name, _function, "CPU")
     torch.library.register_fake(f"gnomon::{_name}", shapes, lib=library)
 OPERATIONS: dict[Any, str] = {torch.ops.gnomon.lstm.default: "lstm", torch.ops.gnomon.gru.default: "gru"}
+"""Our operations that keep nothing for a backward -> their names."""
 
 
 # ---- before AOTAutograd
@@ -101,6 +103,7 @@ def keep(module: fx.GraphModule) -> bool:
 
 
 _CALLS = {torch.lstm: "lstm", torch.gru: "gru"}
+"""What `nn.LSTM` and `nn.GRU` call -> its name here."""
 
 
 def _kept(node: Node, with_grad: bool) -> tuple[Any, tuple[Any, ...]] | None:

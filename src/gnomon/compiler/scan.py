@@ -36,6 +36,7 @@ results are the same with any number of threads."""
 PARALLEL = 1 << 14
 """Numbers of h (steps x batch x width x n) from which on threads share the rows."""
 FORMULA = Path(__file__).with_name("cpp") / "scan.cpp"
+"""The kernels' source, forward and backward."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +95,7 @@ def plain(rates: Sequence[Tensor], drives: Sequence[Tensor], weight: Tensor | No
 
 
 def _product(factors: Sequence[Tensor]) -> Tensor:
+    """The product of tensors that are broadcast to each other."""
     out = factors[0]
     for one in factors[1:]:
         out = out * one
@@ -237,9 +239,9 @@ library.define("scan(Tensor[] rates, Tensor[] drives, Tensor? weight, bool exp) 
 library.define("scan_grad(Tensor g, Tensor[] rates, Tensor[] drives, Tensor? weight, bool exp) -> Tensor[]")
 
 
-# The layouts of results are part of the operation, since a graph is compiled for them: with a weight steps are
-# innermost in memory, as the kernel writes a row after the other.
 def _scan_fake(rates: Sequence[Tensor], drives: Sequence[Tensor], weight: Tensor | None, exp: bool) -> Tensor:
+    """The result without values, in the layout that the kernel writes, for which the rest of a graph is compiled: with
+    a weight the steps are innermost in memory, since the kernel writes one row after the other."""
     shape = torch.broadcast_shapes(*[one.shape for one in (*rates, *drives)])
     if weight is None:
         return rates[0].new_empty(shape)

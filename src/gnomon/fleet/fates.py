@@ -15,6 +15,8 @@ MOST_FAILURES = 3
 """Failures that count against a job after which it is given up."""
 
 Stage = Literal["queued", "running", "stopping", "resizing", "done", "failed"]
+"""States of a job: `stopping` and `resizing` are of one that is asked to end, to run again later on as many devices or
+on others."""
 LIVE: tuple[Stage, ...] = ("running", "stopping", "resizing")
 """States in which the last journalled word is of a process that was started: it runs, or ended and that is not
 journalled yet."""

@@ -54,9 +54,13 @@ class LocalProcesses:
     def start(self, name: str, attempt: int, known: int, command: Sequence[str], devices: Sequence[int]) -> None:
         """Starts the process beside the job, which starts the job or, under the conditions of `Processes`, ends."""
         words = [sys.executable, "-m", "gnomon.fleet.child", str(self.folder), name, str(attempt), str(known), "--"]
-        # A device's index counts within CUDA_VISIBLE_DEVICES of the controller, where that is set.
-        visible = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
-        own = [visible[number] if number < len(visible) and visible[0] else str(number) for number in devices]
+        # A device's index counts within CUDA_VISIBLE_DEVICES of the controller, where that is set; one beyond it is no
+        # GPU: by its number it would be one that is hidden, or another job's.
+        visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+        own = [str(index) for index in devices]
+        if visible is not None:
+            gpus = visible.split(",")
+            own = [gpus[index] for index in devices if index < len(gpus)]
         environment = {**os.environ, "CUDA_VISIBLE_DEVICES": ",".join(own)}
         self.children[name] = subprocess.Popen(
             [*words, *command], start_new_session=True, stdin=subprocess.DEVNULL, env=environment

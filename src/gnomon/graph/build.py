@@ -203,6 +203,7 @@ class BlockBuilder:
         )
 
     def _add(self, tensor: Tensor) -> str:
+        """Adds a tensor and returns its name. GraphError for a name that stands for another, or for an activation."""
         known = self._tensors.setdefault(tensor.name, tensor)
         # A parameter may be named again, as by two ops that share it; an activation has one maker.
         if known is not tensor and (known != tensor or tensor.is_activation):

@@ -83,8 +83,12 @@ def op_seconds(device: Device, dtype: str) -> Callable[[float, float, float], fl
 
 @dataclass(slots=True)
 class _Op:
+    """One op of one layer."""
+
     name: str
+    """Its layer's label and its path."""
     seconds: tuple[float, float]
+    """Seconds on the first device and on the second."""
     reads: dict[tuple[int, str], float]
     """(op before it, name of a tensor of that op) -> bytes of that tensor."""
 
@@ -193,8 +197,8 @@ def _branches(ops: Sequence[_Op], region: Sequence[int]) -> list[list[int]]:
     root = {at: at for at in region}
 
     def find(at: int) -> int:
-        # Union-find without ranks: regions are small, and the smaller index becomes the root so that branches keep
-        # their order.
+        """The root of an op's part: union-find without ranks, since regions are small. The smaller index becomes the
+        root, so that branches keep their order."""
         while root[at] != at:
             at = root[at]
         return at

@@ -25,6 +25,7 @@ PARAMS = (
     Param(name="share", about="of the loss, that compares logits with the teacher's", default=0.7),
     Param(name="temperature", about="at which logits are compared", default=1.0),
 )
+"""The parameters that every method with a teacher has."""
 
 
 def read_teaching(name: str, read: Params) -> Teaching:

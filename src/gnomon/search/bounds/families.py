@@ -175,6 +175,7 @@ class SearchJob:
         return self._pipelines[key]
 
     def _cut(self, name: PipelineName, plan: Plan, parts: Split, placement: str) -> Pipeline:
+        """Makes the pipeline of a plan's stages. parts: the layers of each; placement: `loop` or `v`."""
         stages = plan.num_stages
         sent: list[tuple[tuple[int, str], ...]] = [()] * (stages - 1)
         for move in transfers(plan, self.graph) if stages > 1 else ():
@@ -351,6 +352,8 @@ def actions(
     mixed = ((counts > 0).sum(axis=1) > 1)[:, None]
 
     def longest(device: Doubles, extra: Doubles | float, host: Doubles, away: Doubles | float = 0.0) -> Doubles:
+        """[stages, columns] seconds of an action. By kind of layer: device: kernels and collectives; extra: what adds
+        to them; host: launches; away: copies over the host link."""
         # ZeRO 3 waits at every layer (its gather, its reduction), so each layer takes the longest of device, host and
         # copies. Otherwise the host runs ahead over a whole action, and the maximum is taken over the sum of its
         # layers.

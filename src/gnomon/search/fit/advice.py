@@ -86,6 +86,7 @@ def advice(prediction: Prediction, *, most: int = 4, terms: Terms | None = None)
 
 
 def _advice(fitting: Fitting, rung: Rung) -> Advice:
+    """What a rung that fits is to a person."""
     assert rung.prediction is not None
     tightest = rung.prediction.tightest
     return Advice(

@@ -47,6 +47,7 @@ from gnomon.software import Stack, own
 
 Longs = NDArray[np.int64]
 Form = Literal["replicas", "stages"]
+"""How kinds of devices work together; the module's docstring says what each means."""
 
 MOST_STAGES = 16
 """The most ranks of a pipeline whose ranks stand on devices of several kinds."""
@@ -225,8 +226,8 @@ class MixedSpace:
         return tuple((shape, tuple(blocks)) for shape, blocks in groupby(self.blocks, key=lambda block: block.shape))
 
     def _shapes(self) -> Iterator[Shape]:
-        # Nested choices, the outer ones first: kinds that take part, context ranks, form with its axes, experts, stages
-        # a rank.
+        """Yields every shape: choices nested in the order kinds that take part, context ranks, form with its axes,
+        expert ranks, stages on a rank."""
         for some in self._subsets():
             for cp in self.cp:
                 for form, kinds, tps, pp in (*self._replicas(some, cp), *self._pipelines(some, cp)):
@@ -235,7 +236,8 @@ class MixedSpace:
                             yield Shape(form, kinds, tps, pp, cp, ep, virtual, turned)
 
     def _subsets(self) -> Iterator[tuple[int, ...]]:
-        # From all kinds down to two: one kind alone is searched elsewhere (`equal`).
+        """Yields the kinds that take part: all of them, down to each two. One kind alone is searched elsewhere
+        (`equal`)."""
         for size in range(len(self.kinds), 1, -1):
             yield from combinations(range(len(self.kinds)), size)
 
@@ -306,8 +308,8 @@ class MixedSpace:
     def _variants_of(self, shape: Shape, microbatches: int) -> tuple[tuple[int, str], ...]:
         ranks = tuple(n * shape.cp for n in self.workers(shape))
         zeros: tuple[int, ...] = self.zero
-        # A rank of one worker has nobody to divide with. ZeRO then changes nothing, so only ZeRO 0 stands for all; if
-        # the request fixes another stage, it is kept only where no rank could divide (all are alone).
+        # A pipeline rank of one worker has nothing to divide over. ZeRO then changes nothing, so only ZeRO 0 stands for
+        # all; if the request fixes another stage, it is kept only where no rank could divide (all are alone).
         if shape.form == "stages" and min(ranks) == 1:
             zeros = tuple(z for z in self.zero if z == 0) or (self.zero[:1] if max(ranks) == 1 else ())
         # Without a pipeline the schedules do not differ: the first one that takes one stage stands for all.

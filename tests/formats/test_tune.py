@@ -114,6 +114,16 @@ def test_a_job_of_torchtune_comes_back(kind: str, optimizer: str, loss: str, com
     assert exported_to("torchtune", path).unwritten == ()
 
 
+def test_parameters_that_torchtune_keeps_gathered_stay_so(tmp_path: Path) -> None:
+    text = TUNE.replace("KIND", "").replace("OPTIMIZER", "torch.optim.AdamW").replace("COMPILE", "False")
+    text = text.replace("LOSS", "LinearCrossEntropyLoss")
+    (path := tmp_path / "tune.yaml").write_text(text + "fsdp_reshard_after_forward: False\n")
+    asked = read_request(TrainingOptions(model=str(path), on=ON))
+    assert asked.plan.optimizer.zero == 3 and not asked.plan.optimizer.reshard_after_forward
+    made = exported_to("torchtune", path)
+    assert made.unwritten == () and "fsdp_reshard_after_forward: false" in str(made).lower()
+
+
 def test_a_loss_of_torchtune_that_has_no_logits_frees_them(tmp_path: Path) -> None:
     """Logits of a microbatch are 2 x 2048 x 152,064 x 4 bytes in fp32, and as much again for their gradient."""
     peaks = []

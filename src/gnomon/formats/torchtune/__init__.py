@@ -180,7 +180,8 @@ def read_fields(f: Fields, context: ReadContext, *, single: bool) -> Job:
         micro=f.integer("batch_size", 1),
         steps=f.integer("gradient_accumulation_steps", 1),
         seq_len=seq_len,
-        zero=0 if single else 3,
+        # 2 stands for parameters that stay gathered between forward and backward.
+        zero=0 if single else 3 if flag(f, "fsdp_reshard_after_forward", True) else 2,
         replicas=f.integer("data_parallel_replicate_dim", 1),
         tp=f.integer("tensor_parallel_dim", 1),
         cp=f.integer("context_parallel_dim", 1),
@@ -276,6 +277,8 @@ def _finetune_draft(request: ExportRequest) -> Draft:
         values["loss"] = {"_component_": f"torchtune.modules.loss.{losses[t.loss]}"}
     if request.plan.optimizer.offload_parameters:
         values["fsdp_cpu_offload"] = True
+    if request.plan.optimizer.zero == 3 and not request.plan.optimizer.reshard_after_forward:
+        values["fsdp_reshard_after_forward"] = False
     mesh = request.plan.mesh
     for key, size in (("data_parallel_replicate", mesh.dp_replicate), ("tensor_parallel", mesh.tp)):
         values |= {f"{key}_dim": size} if size > 1 else {}

@@ -430,7 +430,7 @@ def begins(model: str, weights: str | None, seed: int) -> tuple[str, ...]:
     folder = Path(model) if Path(model).is_dir() else Path(model).parent
     weight_files = sorted(file.name for file in folder.glob("*.safetensors")) if Path(model).exists() else []
     unread = (
-        f"; {weight_files[0]} beside its config.json is not read: --weights {folder} begins with it"
+        f"; {weight_files[0]} next to its config.json is not read: --weights {folder} begins with it"
         if weight_files
         else ""
     )
@@ -501,7 +501,7 @@ def _check_checkpoints(folder: Path, *, resume: bool, is_requested: bool) -> tup
         if is_requested:
             raise InputError(f"cannot write checkpoints to {str(folder)!r}: {problem}; give another --checkpoints")
         return 0, (
-            f"no checkpoint can be written beside the plan ({problem}): a stop keeps nothing (--checkpoints DIR)",
+            f"no checkpoint can be written next to the plan ({problem}): a stop keeps nothing (--checkpoints DIR)",
         )
     # A folder with checkpoints of another run in it would be resumed by the next --resume with the wrong parameters.
     if not resume:

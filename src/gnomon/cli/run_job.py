@@ -149,7 +149,7 @@ def _model(path: Path, values: Mapping[str, Any], job: Job) -> tuple[str, Path |
     try:
         return f"{known_name(named.rpartition('/')[2].lower())}{end}", None
     except InputError:
-        raise InputError(f"{key} = {named}: no folder with a config.json beside {path}; download it there") from None
+        raise InputError(f"{key} = {named}: no folder with a config.json next to {path}; download it there") from None
 
 
 def _with_file(

@@ -21,9 +21,9 @@ class CompressOptions(Options):
 Writes a new folder with the linears of layers in 4 or 8 bits, eight-bit floats
 or ternary (as compressed-tensors has them) or sparse (plain tensors with
 zeros). Embeddings, head, norms, biases and routers stay as they are. --data is
-text: a quarter is held out, and the loss on it is told before and after; gptq,
-awq, wanda and admm look at the inputs that the rest gives each linear. Errors
-are told by tensor and by layer. Needs torch.
+text: a quarter is held out, and the loss on it is printed before and after;
+gptq, awq, wanda and admm read the inputs that the rest gives each linear.
+Errors are printed by tensor and by layer. Needs torch.
 
 examples:
   gnomon compress path/to/hf_folder --bits 4 --data corpus.jsonl -o out

@@ -327,7 +327,7 @@ class SubmitOptions(LaunchOptions):
     about = """\
 Writes the job that runs a plan file with gnomon run on each node, reads it back
 and checks it: options and types that the scheduler knows, as many devices as the
-plan has. The job writes a checkpoint when it is told to stop, and resumes.
+plan has. On SIGTERM the job writes a checkpoint; it resumes from it.
 
 example:
   gnomon fleet submit plan.toml --via slurm --dry-run > job.sh"""
@@ -344,7 +344,7 @@ Runs the jobs of a table on this machine under a policy: starts them, stops them
 with SIGTERM (gnomon run writes a checkpoint), resumes them, and resizes those
 with min_gpus and max_gpus by starting them again on other devices. What happens
 is journalled: started again after kill -9, it goes on where it was, and no job
-runs twice. Policies are told duration_s; of a plan it is predicted if it is not
+runs twice. Policies know duration_s; of a plan it is predicted if it is not
 given, as is its rate on other numbers of devices.
 
 tables of plans (options are gnomon run's) and of commands:

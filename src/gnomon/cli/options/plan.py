@@ -69,7 +69,7 @@ none, or the request is wrong."""
         "--like",
         read=some,
         metavar="FILE",
-        help="a job file: what its program can do to run it faster, as a diff of the file; - is what is pasted",
+        help="a job file: what its program can do to run it faster, as a diff of the file; - reads standard input",
     )
     to: str | None = option("--to", read=new_file, metavar="FILE", help="with --like: write the changed file")
     on: str = option("--on", required=True, read=some, metavar="CLUSTER", help="machines, as in 4x8xh100-sxm or local")

@@ -182,7 +182,7 @@ class LaunchOptions(Options):
     about = """\
 Writes the job that runs a plan file with gnomon run on each node, reads it back
 and checks it: options and types that the scheduler knows, and the devices that
-the plan has. The job writes a checkpoint when it is told to stop, and resumes.
+the plan has. On SIGTERM the job writes a checkpoint; it resumes from it.
 torchrun is started here; a job is sent by sbatch or kubectl.
 
 examples:
@@ -207,10 +207,11 @@ class CheckOptions(JobFileOptions):
 
     about = """\
 Starts the job's ranks as gnomon run would, here or in the torchrun that this is
-run in, and looks for a few seconds: software, free memory beside the predicted
-peak, disk beside a checkpoint, a matmul on every rank, short collectives and
-messages beside their prediction. The job is a plan file, or what gnomon predict
-reads of other programs: a launch script, YAML, a Trainer's script with --args.
+run in, and checks for a few seconds: software, free memory against the predicted
+peak, disk against a checkpoint's size, and a matmul on every rank, short
+collectives and messages against their predicted times. The job is a plan file,
+or what gnomon predict reads of other programs: a launch script, YAML, a
+Trainer's script with --args.
 
 examples:
   gnomon check plan.toml
@@ -234,8 +235,8 @@ class ParityOptions(Options):
     about = """\
 PLAN.toml is a plan file, as gnomon plan writes it. Its model is made small
 (short dims, few layers, at most two ranks on an axis) and trained for three
-steps in float64 under the plan's axes, schedule, layout and recomputation,
-beside torch's autograd on whole tensors. Every activation, gradient, loss and
+steps in float64 under the plan's axes, schedule, layout and recomputation, and
+by torch's autograd on whole tensors. Every activation, gradient, loss and
 updated parameter is compared as it lies on each rank.
 
 example:

@@ -113,7 +113,7 @@ examples:
     )  # fmt: skip
     every_bucket: bool = switch("--every-bucket", help="each worker has all buckets, in place of one each (Arlo)")
     max_waiting: int = option(
-        "--max-waiting", default=512, read=count, metavar="N", help="requests that wait; more are told 429"
+        "--max-waiting", default=512, read=count, metavar="N", help="most requests that wait; others get 429"
     )
     max_body: str = option("--max-body", default="4 MiB", read=some, metavar="SIZE", help="of a request; 4 MiB")
     drain: str = option(
@@ -126,7 +126,7 @@ class GenerateOptions(Options):
     """Weights and a prompt."""
 
     about = """\
-A few words from a folder of weights, told as they come, by the engine of gnomon
+Generates text from a folder of weights, token by token, by the engine of gnomon
 serve. Needs torch.
 
 example:

@@ -235,8 +235,8 @@ def fuse(graph: fx.Graph) -> list[Attention]:
 
 # ---- attention written as two matmuls
 SAME = (aten.view.default, aten._unsafe_view.default, aten.reshape.default, aten.expand.default, aten.clone.default)
-"""Operations that keep numbers and their order where they keep the shape, or join or part batch and heads; whoever
-skips them checks the shapes."""
+"""Operations that keep numbers and their order where they keep the shape, or join or part batch and heads: where they
+are skipped, the shapes are checked."""
 
 
 def _fuse_written(graph: fx.Graph) -> list[Attention]:

@@ -326,8 +326,8 @@ class SubmitOptions(LaunchOptions):
 
     about = """\
 Writes the job that runs a plan file with gnomon run on each node, reads it back
-and checks it: options and types that the scheduler knows, as many devices as the
-plan has. On SIGTERM the job writes a checkpoint; it resumes from it.
+and checks it: options and types that the scheduler knows, as many devices as
+the plan has. On SIGTERM the job writes a checkpoint; it resumes from it.
 
 example:
   gnomon fleet submit plan.toml --via slurm --dry-run > job.sh"""

@@ -209,8 +209,8 @@ class CheckOptions(JobFileOptions):
 Starts the job's ranks as gnomon run would, here or in the torchrun that this is
 run in, and checks for a few seconds: software, free memory against the
 predicted peak, disk against a checkpoint's size, and a matmul on every rank,
-short collectives and messages against their predicted times. The job is a plan file,
-or what gnomon predict reads of other programs: a launch script, YAML, a
+short collectives and messages against their predicted times. The job is a plan
+file, or what gnomon predict reads of other programs: a launch script, YAML, a
 Trainer's script with --args.
 
 examples:

@@ -104,6 +104,21 @@ def test_a_kernel_gives_what_steps_give_for_any_sizes(sizes: tuple[int, int, int
     assert_near(grads, scan.plain_grad(g, rates, drives, weight, True))
 
 
+def test_no_rate_counts_in_the_first_step() -> None:
+    torch.set_num_threads(1)
+    rate, drive = torch.rand(6, 1, 3, 20), torch.randn(6, 1, 3, 20)
+    rate[0, 0, 0, :3] = torch.tensor([torch.inf, -torch.inf, torch.nan])
+    for exp in (False, True):
+        form = scan.form_of([rate], [drive], None, exp)
+        made, wanted = scan.run(form, [rate, drive]), scan.plain([rate], [drive], None, exp)
+        assert made is not None and bool(wanted.isfinite().all())
+        assert_near([made], [wanted])
+        g = torch.randn_like(made)
+        grads = scan.run_grad(form, g, [rate, drive])
+        assert grads is not None
+        assert_near(grads[1:], scan.plain_grad(g, [rate], [drive], None, exp)[1:])
+
+
 @pytest.mark.parametrize(("shape", "dim"), [((3, 19), 1), ((2, 3, 2, 4, 3), 2)])
 def test_both_results_of_any_recurrence_have_their_gradients(shape: tuple[int, ...], dim: int) -> None:
     inputs = [torch.rand(shape, requires_grad=True), torch.randn(shape, requires_grad=True)]

@@ -1,5 +1,6 @@
 """A linear recurrence over time as one operation and one kernel: h[t] = a[t] * h[t-1] + b[t], and its backward.
 
+The first state is b[0]: nothing is before it, and a[0] counts nowhere.
 This is the scan of Mamba and its relatives. `gnomon::scan(rates, drives, weight, exp)` is put in a graph by
 `scan_tracing`. a is the product of the rates, or with `exp` its exponential, and b the product of the drives; factors
 are broadcast to each other, and their first dim is time. With a weight the result is the sum over the last dim of h

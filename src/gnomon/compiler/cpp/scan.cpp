@@ -55,7 +55,9 @@ void forward(const Call& c, int64_t b, int64_t d, int64_t n, int m) {
     float* y = c.out.p + b * c.out.b + d * c.out.d + (DOT ? 0 : n);
     F h = {};
     for (int64_t t = 0; t < c.steps; t++) {
-        h = rate(c, at, t, m) * h + product<RATES, DRIVES>(c, at, t, m, -1);
+        const F drive = product<RATES, DRIVES>(c, at, t, m, -1);
+        // The first state is b[0]: no state is before it, and 0 times an infinite rate would be NaN.
+        h = t ? rate(c, at, t, m) * h + drive : drive;
         if (DOT) {
             const float part = total(sel(first(m), h * product<RATES + DRIVES, DOT>(c, at, t, m, -1), splat(0.0f)));
             y[t * c.out.t] = n ? y[t * c.out.t] + part : part;
@@ -91,7 +93,8 @@ void backward(const Call& c, int64_t b, int64_t d, int64_t n, int m, int64_t chu
     F state = {};
     for (int64_t t = 0; t < c.steps; t++) {
         const F now = rate(c, at, t, m);
-        state = now * state + product<RATES, DRIVES>(c, at, t, m, -1);
+        const F drive = product<RATES, DRIVES>(c, at, t, m, -1);
+        state = t ? now * state + drive : drive;
         st(a + t * VW, now);
         st(h + t * VW, state);
     }

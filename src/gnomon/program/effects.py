@@ -17,6 +17,8 @@ from gnomon.errors import ProgramError, nearest
 from gnomon.program.kinds import EFFECT_OPS, BufferClass, Effect, EffectOp
 from gnomon.program.program import BufferRef, Program, RowEffect
 
+# An entry is buffer << 26 | row << 3 | op in 63 bits. Buffer ids take 32 of the 37 that are left (`effect_table`
+# refuses more), because they are divided as unsigned 32-bit numbers.
 _ROW_BITS, _OP_BITS = 23, 3
 Longs = NDArray[np.int64]
 
@@ -90,6 +92,7 @@ def effect_table(program: Program) -> EffectTable:
                 continue
             # id = base of (class, place) + unit, where the class has one buffer a unit.
             ids = base[classes[buffer.name]][place[rows]]
+            # A base of -1: this place has no such buffer (Y of the last stage), so the effect falls away.
             there = ids >= 0
             if buffer.per == "unit":
                 units = program.unit[rows]
@@ -161,6 +164,7 @@ def _bases(program: Program, places: tuple[tuple[int, int], ...], width: int) ->
     at = {place: i for i, place in enumerate(places)}
     first = set(program.chains)
     for (cls, stage), i in at.items():
+        # At the end of a chain nobody reads Y or gives DY; at its beginning nobody takes DX.
         last = stage + 1 in first or stage + 1 == program.num_stages
         after = at.get((cls, stage + 1))
         # Y of a stage is X of the next where both are on one rank, and exists at all only if there is a next stage in
@@ -203,6 +207,7 @@ def _relations(program: Program) -> tuple[list[list[int]], list[list[int]]]:
     for members in pieces.values():
         order = [u for _, u in sorted(members)]
         for i, u in enumerate(order):
+            # A unit with pieces of several sequences gets the units of each.
             before[u] += order[:i]
             after[u] += order[i + 1 :]
     return before, after
@@ -232,6 +237,7 @@ def _by_unit(
                 amounts[row, first + sequence] = stop - start
                 indices.append(sequence)
         elif effect.which == "own":
+            # What later units of a sequence would reach does not exist where no unit comes after.
             indices = [unit] if after[unit] else []
         else:
             indices = before[unit] if effect.which == "prefix" else after[unit]

@@ -97,6 +97,7 @@ class _Entries:
         """Entries are numbered lane by lane in stream order, so the entry before on a stream is the number before."""
         self.of_row = np.empty(rows, np.int64)
         self.of_row[by_lane] = entry_sorted
+        # Sorting kept the rows of a lane in issue order, so this is the earliest row of each entry.
         self.row = by_lane[~follows]
         entry_lane = lane_sorted[~follows]
         starts = np.flatnonzero(np.append(True, entry_lane[1:] != entry_lane[:-1])) if rows else np.zeros(0, np.int64)
@@ -106,6 +107,8 @@ class _Entries:
         self.is_head[starts] = True
         self.group = np.full(self.count, -1, np.int64) if group is None else group[self.row]
         self.has_groups = group is not None
+        # Edges from earlier steps say when an entry may start, not which entries of one step come first: they are no
+        # part of the levels, and go into `Order.before`.
         same_step = deps.edges.distance == 0
         source, target = self.of_row[deps.edges.source[same_step]], self.of_row[deps.edges.target[same_step]]
         self.source, self.target, self.data = source, target, deps.edges.data[same_step]
@@ -155,6 +158,8 @@ def _groups(program: Program, deps: Dependencies) -> Longs | None:
     number."""
     sends, receives = deps.pairs
     names = {c.name for c in program.comms if c.semantics == "rendezvous"}
+    # A rendezvous starts only when both ends are there, so a send and its receive are one group. A buffered send goes
+    # on alone.
     meet = (
         np.array([program.comm_of(r) in names for r in sends.tolist()], bool) if names else np.zeros(len(sends), bool)
     )
@@ -222,6 +227,7 @@ def _one_by_one(graph: _Entries) -> tuple[Longs, Longs]:
                     a = after
                 g = group[entry]
                 if g >= 0:
+                    # A stream that stands at its group is looked at again in every turn; it counts as met only once.
                     if entry not in standing:
                         standing.add(entry)
                         met[g].append(entry)
@@ -235,6 +241,8 @@ def _one_by_one(graph: _Entries) -> tuple[Longs, Longs]:
                 after = a + 1
                 level[entry] = after
                 entry += 1
+            # Streams before this one in the turn that its group set free go on in the next turn, which comes because
+            # this one has moved.
             if entry > begin:
                 heads[lane], moved = entry, True
     levels = np.array(level[:-1], np.int64)
@@ -285,10 +293,12 @@ def _meet(
 ) -> NDArray[np.bool_]:
     """Picks from the entries that could run alone those whose whole group could run."""
     g = group[now]
+    # A stream may stand at its group for many rounds; only its first one counts.
     fresh = now[ok & (g >= 0) & ~waiting[now]]
     if len(fresh):
         waiting[fresh] = True
         np.add.at(arrived, group[fresh], 1)
+    # Without a group g is -1 and `arrived[-1]` is read too; g < 0 decides then, whatever it holds.
     ready: NDArray[np.bool_] = ok & ((g < 0) | (arrived[g] == sizes[g]))
     return ready
 
@@ -352,6 +362,7 @@ def _group_slices(graph: _Entries, sequence: Longs, level_ptr: Longs) -> tuple[t
         end = int(np.searchsorted(level, lv, side="right"))
         mine = members[begin:end]
         starts = np.flatnonzero(np.append(True, group[mine][1:] != group[mine][:-1]))
+        # Where every group of the level has one entry here, nobody waits for a partner.
         if len(starts) < len(mine):
             items.append((int(lv), mine, starts))
     return tuple(items)
@@ -362,6 +373,7 @@ def _before(
 ) -> tuple[Longs, Longs, NDArray[np.int32], NDArray[np.bool_]]:
     """Edges from earlier steps, and from the end of each stream to its head."""
     later = deps.edges.distance > 0
+    # The streams' own edges stand last; `simulate.many` finds them by that.
     source = np.append(at[graph.of_row[deps.edges.source[later]]], at[graph.lane_end - 1])
     target = np.append(at[graph.of_row[deps.edges.target[later]]], at[graph.lane_start])
     distance = np.append(deps.edges.distance[later], np.ones(len(graph.lane_start), np.int32))
@@ -403,6 +415,7 @@ class _Stuck:
         self.heads = [-1] * len(graph.lane_start)
         self.groups: dict[int, list[int]] = {}
         self.group: list[int] = graph.group.tolist()
+        # From the last to the first, so that what remains is the first stuck entry of each stream.
         for entry in reversed(self.entries):
             self.heads[self.lane[entry]] = entry
             if self.group[entry] >= 0:
@@ -421,14 +434,18 @@ class _Stuck:
         """Entries of a shortest cycle, of several the one that starts first; in huge Programs merely a short one."""
         best = self.cycle_through(self._on_a_cycle(), len(self.entries) + 1)
         limit = len(best)
+        # One search looks at every stuck entry once at most, so the budget is a number of starts.
         for start in self.entries[: max(1, self.BUDGET // len(self.entries))]:
             cycle = self.cycle_through(start, limit)
             if cycle:
+                # Later starts must be strictly shorter: of equally short cycles the first stays.
                 best, limit = cycle, len(cycle) - 1
         return best
 
     def _on_a_cycle(self) -> int:
         """An entry on some cycle: from the head of a stream on to the heads that it waits for."""
+        # A head that did not run waits for another stream's stuck head, so this walk has no end, and among so few heads
+        # it comes back to one that it has seen. A group goes by its least entry.
         at = next(head for head in self.heads if head >= 0)
         seen: set[int] = set()
         while min(self.members(at)) not in seen:
@@ -467,4 +484,6 @@ class _Stuck:
         path = [last] if last != start else []
         while path and (before := parent[min(self.members(path[-1]))]) != start:
             path.append(before)
+        # `path` leads from `last` back to the first entry after `start`; each entry waits for the next in the result,
+        # and the last for `reached`, which is `start` or a partner of it.
         return [reached, *reversed(path)]

@@ -500,6 +500,7 @@ class IterationPrice:
             return 0
         layers = sum(block.count for block in self.shape.blocks if not block.is_head and not block.has_table)
         rows = min(self.engine.padded(decodes), len(self._body) - 1)
+        # A guess by MTP is one more layer and the head: a layer's part of the body.
         one = self._body[rows] + ticks(sum(k.base_s + k.per_decode_s * decodes for k in self.keys))
         return (one // layers + self._heads[rows]) * count
 
@@ -518,6 +519,7 @@ class IterationPrice:
 
     def keys_ticks(self, decodes: int, prompt: int, last: int) -> int:
         """Ticks of the keys that the last `decodes` of a request's first `last` decodes see, after so long a prompt."""
+        # Arithmetic series: the i-th decode sees prompt + i keys.
         first = prompt + last - decodes + 1
         seen = decodes * (first + prompt + last) // 2
         total = self._full * seen

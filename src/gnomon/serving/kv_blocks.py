@@ -54,6 +54,7 @@ class BlockPool:
             block = self.empty.pop()
         else:
             assert self.cached, "a block is taken that nobody counted"
+            # Contents are forgotten only now: until somebody needs the room, the block can be found by its hash.
             block, _ = self.cached.popitem(last=False)
             del self.by_hash[self.hash_of.pop(block)]
         self.owners[block] = 1
@@ -63,6 +64,7 @@ class BlockPool:
         """Adds an owner to a block; returns whether it had none."""
         is_first = self.owners[block] == 0
         if is_first:
+            # A block without owner that somebody found by its hash lies in `cached`: those in `empty` have no hash.
             del self.cached[block]
         self.owners[block] += 1
         return is_first
@@ -101,6 +103,7 @@ class Snapshots:
 
     def keep(self, by: Hash, slot: int) -> None:
         """Notes that what was written to a slot is the state after tokens of this hash."""
+        # Two requests with the same beginning wrote the same state: one copy is enough.
         if by in self.slots:
             self.empty.append(slot)
         else:
@@ -241,11 +244,14 @@ class KvBlocks:
         if not self.prefix_cache:
             return PrefixHit()
         parent = self.sequences.get(self.forks.get(key, -1))
+        # A fork may take the parent's blocks only where they still hold the whole prompt: windows let go of old blocks,
+        # and the state of a scan has gone on beyond it.
         plain = not self.windows and not self.has_slots
         if parent is not None and plain and parent.num_computed >= prompt:
             whole = (prompt - 1) // self.size
             # the last one is copied, as it is written to at once
             return PrefixHit(prompt - 1, tuple(parent.tables[0][: whole + 1]), whole)
+        # The last token is always computed, so a block that ends with it is not looked for.
         hashes = self._hashes(sequence, (prompt - 1) // self.size)
         blocks = []
         for by in hashes:
@@ -260,6 +266,7 @@ class KvBlocks:
             for window, other in zip(self.windows, self.pools[1:], strict=True)
         )
         shared = sum(pool.owners[block] > 0 for block in blocks[:count])
+        # Keys are there and a state is not: others share this beginning, so a snapshot at its end will be of use.
         branch = len(blocks) * self.size if self.has_slots and len(blocks) > count else 0
         return PrefixHit(at, tuple(blocks[:count]), shared, windowed, branch)
 
@@ -289,6 +296,7 @@ class KvBlocks:
         prompt = len(sequence.tokens)
         table = sequence.tables[0]
         assert not table, "a request is admitted once"
+        # Only a fork has a part of a block in common: hashes are of whole blocks.
         forked = self.forks.pop(key, None) is not None and cached % self.size
         for block in found[: cached // self.size]:
             pool.share(block)
@@ -303,6 +311,7 @@ class KvBlocks:
         for group, blocks in enumerate(seen.windowed, 1):
             for block in blocks:
                 self.pools[group].share(block)
+            # Blocks before the window stay -1, so that an index is a position in every group.
             first = cached // self.size - len(blocks)
             sequence.tables[group] += [-1] * first + list(blocks)
             sequence.first_held[group] = first
@@ -311,6 +320,7 @@ class KvBlocks:
             if cached:
                 by = sequence.hashes[cached // self.size - 1]
                 self.snapshots.slots.move_to_end(by)
+                # The request changes its state in place, so it gets a copy and the snapshot stays for others.
                 self.states.append((self.snapshots.slots[by], sequence.slot))
             # Snapshots are wanted at the last whole block of the prompt, and where a beginning branched off.
             last = (prompt - 1) // self.size * self.size
@@ -334,6 +344,8 @@ class KvBlocks:
     def _marked(self, sequence: RequestBlocks, start: int, stop: int) -> list[int]:
         """Tokens after which a snapshot is taken, of those that an iteration computes."""
         marks_made = [at for at in sequence.marks if start < at <= stop]
+        # Within an answer each whole block gets a snapshot that takes the last one's place (`mark_written`), since only
+        # the latest is of use to a request that goes on from this one. stop - start == 1: one token, a decode.
         answers = not sequence.marks or start >= sequence.marks[-1]
         if answers and stop - start == 1 and stop % self.size == 0 and stop not in marks_made:
             marks_made.append(stop)
@@ -348,6 +360,7 @@ class KvBlocks:
             hashes = self._hashes(sequence, whole)
             for table, pool in zip(sequence.tables, self.pools, strict=True):
                 for index in range(sequence.sealed, whole):
+                    # A block becomes findable only once its keys are written, not when it is taken.
                     pool.seal(table[index], hashes[index])
             sequence.sealed = whole
         for at, slot in sequence.taking:
@@ -380,11 +393,13 @@ class KvBlocks:
             self.pools[0].drop(block)
         sequence.prefix_blocks = []
         sequence.sealed = sequence.num_computed = 0
+        # Snapshots that were to be written by an iteration that will not come.
         self.snapshots.empty += [slot for _, slot in sequence.taking]
         sequence.taking.clear()
         sequence.last = None
         if sequence.slot >= 0:
             self.slots.append(sequence.slot)
+            # The slot may go to another request before the copies are made.
             self.states = [copy for copy in self.states if copy[1] != sequence.slot]
             sequence.slot = -1
         # Copies into blocks that nobody owns any more need not be made.

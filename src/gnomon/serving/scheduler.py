@@ -178,6 +178,7 @@ class Scheduler:
                     f"a prompt of {new} tokens is more than max_batched_tokens {self.engine.max_batched_tokens}, and "
                     f"without chunked prefill it would wait for ever; cut prompts in chunks or raise the budget"
                 )
+            # Without the last output token, whose key nobody reads.
             needs = -(-(prompt + most - 1) // self.size) - (-source // self.size)
             if needs > self.total - self.low:
                 raise InputError(
@@ -195,11 +196,14 @@ class Scheduler:
                 return Batch(pieces, 0, 0, ())
             preempted = self._grow()
             if not self.decoding:
+                # All decodes were preempted: their blocks are free now, and the first of them begins again at once.
                 pieces = self._pieces(engine.max_batched_tokens) if preempted else []
                 return Batch(pieces, 0, 0, preempted) if pieces else IDLE
             return self._decode((), preempted)
         # Mixed: decodes first (each takes one token of the budget), then pieces of prompts with what is left.
         preempted = self._grow()
+        # After a preemption nobody is admitted in the same iteration: blocks are short, and who has just lost its own
+        # would take them again.
         waits = self.filling or self.waiting
         pieces = self._pieces(engine.max_batched_tokens - len(self.decoding), new=not preempted) if waits else []
         return self._decode(pieces, preempted)
@@ -210,6 +214,7 @@ class Scheduler:
         count = len(self.decoding) - sum(piece.last for piece in pieces)
         if not count:
             return Batch(pieces, 0, 0, preempted) if pieces or preempted else IDLE
+        # `_fill` has already counted these among the decodes, so their keys are taken off for this one iteration.
         begun = sum(self.decoding[piece.key].start + self.steps for piece in pieces if piece.last)
         read = sum(self.decoding[piece.key].source for piece in pieces if piece.last) if self.sources else 0
         batch = Batch(pieces, count, self.kv - begun, preempted, self.sources - read)
@@ -281,6 +286,7 @@ class Scheduler:
 
     def _written_blocks(self, run: Running) -> int:
         """Blocks of a decoding request: those of the keys that are written."""
+        # start + steps is the length; the newest token's key is written in the step that computes it.
         return -(-(self.steps + run.start - 1) // self.size) + self._read(run)
 
     def _release(self, key: int) -> None:
@@ -328,6 +334,7 @@ class Scheduler:
         """Parts of prompts for so many tokens: those begun go on, then who waits is admitted, in order."""
         pieces: list[PromptPiece] = []
         engine = self.engine
+        # A prompt stays in `filling` only if it used up the budget, so there is one at most.
         while self.filling and budget > 0:
             budget -= self._fill(self.filling.popleft(), budget, pieces)
         while new and self.waiting and budget > 0 and self.running < engine.max_seqs:
@@ -356,6 +363,7 @@ class Scheduler:
     def _fill(self, run: Running, budget: int, pieces: list[PromptPiece]) -> int:
         tokens = min(run.prompt - run.num_computed, budget)
         last = run.num_computed + tokens == run.prompt
+        # The encoder reads the text with the first piece only.
         pieces.append(
             PromptPiece(run.key, run.num_computed, tokens, last, 0 if run.num_computed > run.cached else run.source)
         )
@@ -409,6 +417,7 @@ class Scheduler:
             # Without preemption a request is admitted only if everything it may ever take is free.
             promise = self._whole(run) - blocks
             return promise if blocks - shared + promise + self.low <= self.free - self.promised else None
+        # `step` refused what can never fit, so an empty engine has room for any request.
         if not self.running:
             return 0
         if self.memory is not None:

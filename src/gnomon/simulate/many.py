@@ -124,6 +124,8 @@ def _play(script: Script, busy: Doubles, state: Doubles, history: list[Doubles])
     t_all, other_all = np.empty((widest, width)), np.empty((widest, width))
     for level in script.levels:
         t, other = t_all[: len(level.slots)], other_all[: len(level.slots)]
+        # NumPy buffers `out` of a take unless the mode is other than "raise"; indices are never out of range, so "clip"
+        # changes nothing but the speed.
         state.take(level.waits[0], axis=0, out=t, mode="clip")
         for wait in level.waits[1:]:  # t = max over predecessors of their ends
             state.take(wait, axis=0, out=other, mode="clip")
@@ -252,6 +254,7 @@ def _slots(order: Order, kept_ends: Longs) -> tuple[Longs, int]:
         cut = len(free) - (b - a)
         slot[a:b] = np.sort(free[cut:])  # ascending, so that writes of a level go through memory in one direction
         del free[cut:]
+        # Given back after the level has its own slots, so a level never writes over what it reads.
         free += slot[by_last[gone_ptr[level] : gone_ptr[level + 1]]].tolist()
     return slot, used
 
@@ -290,6 +293,7 @@ def _reach_forward(order: Order, bit: NDArray[np.uint64]) -> NDArray[np.uint64]:
     out = np.append(bit, np.uint64(0))
     third_of, groups = _of_levels(order)
     for level, (a, b) in enumerate(pairwise(order.level_ptr.tolist())):
+        # The appended item belongs to "nothing" and has no bits, so columns need no mask.
         part = out[a:b]
         for column in (order.lane_before, *order.waits):
             part |= out.take(column[a:b])
@@ -312,6 +316,7 @@ def _reach_backward(order: Order, bit: NDArray[np.uint64]) -> NDArray[np.uint64]
         a, b = ptr[level], ptr[level + 1]
         low, high = int(first[a]), int(first[b])
         if low < high:
+            # Positions that nobody waits for are left out: of an empty run `reduceat` gives the item that follows.
             starts = first[a:b][first[a:b] < first[a + 1 : b + 1]] - low
             out[source[low + starts]] |= np.bitwise_or.reduceat(out[target[low:high]], starts)
         if level in groups:

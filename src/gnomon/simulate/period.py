@@ -66,6 +66,7 @@ def period(structure: Structure, durations: Durations, after: Times | None = Non
         continued = _going_on(clock, after) if reach == 1 else None
         return continued or period(structure, durations)
     steps, plays = [play(clock)], 1
+    # 24 bytes a position and step: start, end and visible as doubles.
     window = max(_QUICK + reach, int(_WINDOW_BYTES // (24 * order.size)))
     # Play until clocks advance alike; if they have not after `target` plays, look for a cycle and try to prove it; the
     # wait before the next look trebles, since following a cycle back costs as much as some plays.
@@ -161,6 +162,7 @@ class _Waits:
             near = [(int(order.lane_before[member]), False)]
             near += [(int(w[member]), bool(d[member])) for w, d in zip(order.waits, order.wait_is_data, strict=True)]
             for source, data in near + self.further.get(member, []):
+                # Times are exact sums on the grid, so the wait that bound is equal to the start to the last bit.
                 if source < order.size and (now.visible if data else now.end)[source] == start:
                     return step, source, -1
         for member in members:
@@ -218,6 +220,8 @@ def _prove(clock: Clock, times: Times, ratio: tuple[float, int], reach: int) -> 
     scaled = clock.scaled(float(steps))
     start: NDArray[np.float64] = times.start * steps
     now = play(scaled, start)
+    # The times of `reach` steps are taken to be the same ones, each a ratio earlier than the next: `shift` takes off as
+    # many ratios as an edge goes back steps.
     for round_ in range(1, 65):
         base = base_from(clock.order, [now] * reach, shift=seconds)
         if np.all(base <= now.start):

@@ -82,6 +82,7 @@ def base_from(order: Order, steps: Sequence[Times], shift: float = 0.0) -> Doubl
     base = np.full(order.size, -np.inf)
     for back in range(1, min(len(steps), int(distance.max(initial=0))) + 1):
         times, mine = steps[-back], distance == back  # [edges] of bool: those from `back` steps ago
+        # A reader of data on another stream waits for the lag too; the next entry of the same stream starts at its end.
         reached = np.where(data[mine], times.visible[source[mine]], times.end[source[mine]]) - shift * back
         np.maximum.at(base, target[mine], reached)
     return base

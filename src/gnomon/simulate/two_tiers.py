@@ -74,6 +74,7 @@ class TierTrace:
 
     def next_use(self, tensor: int, after: int) -> int:
         """Rows from row `after` until the tensor is used again, in the next step if need be."""
+        # `bisect_right`: a use in row `after` itself is over.
         rows = self.rows_of[tensor]
         place = bisect_right(rows, after)
         return rows[0] + len(self.seconds) - after if place == len(rows) else rows[place] - after
@@ -159,6 +160,8 @@ class _Fast:
         """Maps a tensor in the fast tier to when it is there; the one used longest ago comes first."""
         self.changed: set[int] = set()
         """The tensors whose copy in the slow tier is old, or is none."""
+        # Tensors that have contents: carried ones from the start, others from their first use in a step to their last.
+        # What is not born is made in the fast tier and needs no read.
         self.born: set[int] = {number for number, tensor in enumerate(trace.tensors) if tensor.carried}
         self.used = self.most = 0.0
         self.reads_until = self.writes_until = self.room_at = 0.0
@@ -176,6 +179,8 @@ class _Fast:
         self.moves.append(TierMove(self.row, "write" if tensor in self.changed else "drop", tensor))
         if tensor in self.changed:
             self.changed.discard(tensor)
+            # Writes follow each other on their direction of the link; whoever takes the room waits for the last of
+            # them.
             self.writes_until = max(self.writes_until, now) + nbytes / self.link.write
             self.written[tensor] = self.room_at = self.writes_until
             self.written_bytes += nbytes
@@ -200,6 +205,7 @@ class _Fast:
         self.moves.append(TierMove(self.row, "read" if tensor in self.born else "make", tensor))
         if tensor not in self.born:
             self.born.add(tensor)
+            # Made anew it needs no read, but its room may still be on its way out.
             self.there[tensor] = max(now, self.room_at)
             return
         # A read waits for the link, for room that is being written out, and for its own copy to be written.
@@ -272,10 +278,13 @@ def _on_demand(trace: TierTrace, link: Link, capacity: float, passing: Collectio
             age = {tensor: -place for place, tensor in enumerate(fast.there)}
             for tensor in used:
                 if tensor not in fast.there:
+                    # This cannot fail: all that a row uses fits together (`_Fast` has checked), and everything else may
+                    # go.
                     fast.make_room(trace.tensors[tensor].nbytes, now, used, age.__getitem__)
                     fast.enter(tensor, now)
             now = max([now, *(fast.there[tensor] for tensor in used)]) + trace.seconds[row]
             fast.finish_row(row)
+            # What leaves after a row is a move before the next one.
             fast.row += 1
             for tensor in used:
                 if tensor in passing and tensor in fast.there:
@@ -308,6 +317,7 @@ def _by_intervals(trace: TierTrace, link: Link, capacity: float, length: int, ah
             _bring(fast, needs[number], (), now, part[0] - 1)
             now = max([now, *(fast.there[tensor] for tensor in needs[number])])
             busy = set(needs[number])
+            # Reading ahead stops at the first interval without room, and never comes round to this interval itself.
             for later in range(number + 1, min(number + 1 + ahead, number + len(rows))):
                 needed = needs[later % len(rows)]
                 if not _bring(fast, needed, busy, now, part[-1]):
@@ -326,6 +336,7 @@ def _bring(fast: _Fast, needed: Sequence[int], busy: Collection[int], now: float
     for tensor in needed:
         if tensor in fast.there:
             continue
+        # Only next uses after `row` count: those of the interval that is being filled are locked anyway.
         if not fast.make_room(
             fast.trace.tensors[tensor].nbytes, now, locked, lambda other: fast.trace.next_use(other, row)
         ):

@@ -75,6 +75,7 @@ def _after_loss_of_worker(seen: JobProcesses, restarts: int) -> AfterLoss:
             message=f"{goes_on}; another is started ({restarts_left} left)",
         )
     stays = f"{goes_on}; its workers stay with the others"
+    # Never 0, which would mean that the plan says how many.
     return AfterLoss(goes_on=True, starts=0, restarts=0, wanted=max(1, seen.asked - 1), message=stays)
 
 
@@ -113,6 +114,7 @@ def _after_loss_of_rank(seen: JobProcesses, restarts: int) -> AfterLoss:
 def takeover(plan: Plan, seen: JobProcesses) -> Decision | None:
     """Decides as Bamboo does: the processes left go on at once, and the holder of a lost rank's copy does its work; one
     that comes in its place is given its work and its copy when the others have met."""
+    # As in `same_ranks` the newest process of a rank counts, here of those that are ready.
     home = {rank: one for rank, one in zip(seen.ranks, seen.there, strict=True) if one in seen.ready}
     members = tuple(home[rank] for rank in sorted(home))
     if not members or (not seen.members and len(members) < plan.world_size):
@@ -136,6 +138,7 @@ def _does(plan: Plan, seen: JobProcesses, home: Mapping[int, int]) -> tuple[dict
     if not seen.members or seen.lost:  # nobody has any state
         missing = tuple(rank for rank in ranks if rank not in home)
         return dict(home), missing
+    # has: the process that does each rank's work by the plan in force, which may do another rank's beside its own.
     has, before = {rank: seen.members[place] for rank, place in enumerate(plan.device_of)}, keepers(plan)
     copies = {rank: home.get(before[rank]) for rank in ranks}
     does, lost = dict[int, int](), list[int]()
@@ -168,6 +171,7 @@ def _after_loss_of_stage(seen: JobProcesses, restarts: int) -> AfterLoss:
     restarts_left = max(0, restarts - 1)
     after = f"another process takes its place ({restarts_left} left)" if restarts else "no other one takes its place"
     return AfterLoss(
+        # Before the first decision nobody has any state, so nobody can take over: then only another process helps.
         goes_on=restarts > 0 or (bool(seen.members) and bool(seen.there)),
         starts=min(1, restarts),
         restarts=restarts_left,

@@ -98,6 +98,8 @@ def move(look: Look, ep: int, costs: PlacingCosts, *, horizon: int, most: int = 
     for _ in range(most):
         if imbalance(rows, placement, ep) <= TRIGGER:
             break
+        # Tuples: of equally fast moves the one of fewest new slots, then the smallest placement. So all ranks choose
+        # the same one without a message.
         best = min(
             ((costs.step_s(rows, other, ep), changed, other) for other, changed in _moves(placement, rows, ep)),
             default=None,

@@ -55,6 +55,7 @@ class SimulatedLauncher:
             # In the order of `there`, as the launcher lists them.
             self.seen = replace(seen, ready=tuple(p for p in seen.there if p in seen.ready or p == one))
         elif incident.what == "lost":
+            # First: `after_loss` is given what is seen without the lost process.
             self._leave({one})
             # A controller that replaces processes spends a restart on it; one that shrinks lowers the number wanted.
             after = self.controller.after_loss(self.seen, self.restarts)
@@ -136,6 +137,8 @@ def _between(before: JobProcesses, now: JobProcesses) -> Iterator[Incident]:
     for one in now.ready:
         if one not in before.ready:
             yield Incident(what="ready", process=one)
+    # Speeds, `parted` and `met` are taken back by decisions alone, which the simulated launcher carries out itself:
+    # what happens to a job only sets them.
     if now.speeds and now.speeds != before.speeds:
         yield Incident(what="speeds", speeds=now.speeds)
     if now.parted and not before.parted:

@@ -98,6 +98,7 @@ class Recorder:
 
     def _line(self, value: object, *, mode: str = "a") -> None:
         try:
+            # Opened and closed for each line, so that a launcher that is killed leaves whole lines, but for the last.
             with self.path.open(mode, encoding="utf-8") as file:
                 file.write(json.dumps(schema.to_mapping(value)) + "\n")
         except OSError as error:

@@ -30,6 +30,8 @@ def checked(order: Order) -> Order:
     nothing to try."""
     tried = 0
     least, most = order.stages
+    # The fewest stages a rank and one more where there is no limit, else up to two more: an order shows its rule in
+    # those.
     for ranks, virtual in product(RANKS, range(least, min(most or least + 1, least + 2) + 1)):
         for microbatches in MICROBATCHES:
             if order.legal(ranks, microbatches, virtual) is None:
@@ -59,6 +61,8 @@ def problems(order: Order, ranks: int, microbatches: int, virtual: int) -> Itera
         return
     listed = _listed(rows)
     errors = [*_placed(order, listed), *_complete(order, listed, microbatches, virtual)]
+    # Units held and deadlock are counted from rows that are complete; on others they would only repeat the first fault
+    # in other words.
     yield from errors
     if not errors:
         yield from _units_open(order, listed, microbatches, virtual)
@@ -115,12 +119,16 @@ def _units_open(order: Order, listed: list[list[_Row]], microbatches: int, virtu
 
 def most_units(own: list[_Row], ends: tuple[str, str]) -> int:
     """The most units of a rank between the start of their forward and the end of one of these kinds."""
+    # In the order of rows: of a composite the forward counts before the backward, so both of its units are open at
+    # once.
     steps = [(kind == "F") - (kind in ends) for kind, *_ in own]
     return int(np.cumsum(steps).max())
 
 
 def _stuck(listed: list[list[_Row]], num_stages: int) -> str | None:
     """What waits for ever when every rank computes its rows in order, or None. A group starts when all of it can."""
+    # A finished action is never taken back, so the order in which ranks are visited does not matter: whatever is left
+    # at the end can start in no order.
     turns = [_turns(own) for own in listed]
     at, done = [0] * len(turns), set[tuple[str, int, int]]()
     moved = True
@@ -164,5 +172,6 @@ def _needs(row: _Row, num_stages: int) -> list[tuple[str, int, int]]:
         return [("F", stage - 1, unit)] if stage else []
     if kind == "W":
         return [("I", stage, unit)]
+    # A backward, whole or its input gradient: it needs its own forward and the gradient from the next stage.
     after = [("I", stage + 1, unit)] if stage + 1 < num_stages else []
     return [("F", stage, unit), *after]

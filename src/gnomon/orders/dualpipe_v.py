@@ -67,6 +67,8 @@ def _two_a_rank(ranks: int, microbatches: int, virtual: int) -> str:
 
 
 def _in_flight(rank: int, ranks: int, microbatches: int, virtual: int) -> int:
+    # Phases 1 and 2 start 2p forwards on every rank, phase 3 frees one unit for each that it takes, and the forward of
+    # a composite in phase 4 begins before its backward is over.
     return min(2 * ranks + 1, microbatches * virtual)
 
 

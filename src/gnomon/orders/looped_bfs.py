@@ -30,6 +30,7 @@ def looped_bfs(num_ranks: int, num_microbatches: int, num_virtual: int) -> Rows:
 
 
 def _in_flight(rank: int, ranks: int, microbatches: int, virtual: int) -> int:
+    # Every forward of the step is before the first backward.
     return microbatches * virtual
 
 

@@ -26,6 +26,7 @@ def one_f_one_b(num_ranks: int, num_microbatches: int, num_virtual: int = 1, *, 
 
     PlanError when a rank would warm up with more forwards than the rank before it.
     """
+    # What counts of a warm-up is at most all microbatches: GPipe's is m on every rank, and more would be the same.
     warm = np.array(warm_up or range(num_ranks - 1, -1, -1), np.int64)
     if len(warm) != num_ranks or (warm < 0).any() or (np.diff(np.minimum(warm, num_microbatches)) > 0).any():
         raise PlanError(

@@ -169,6 +169,7 @@ class Order:
 
     def rank_of(self, stage: int, ranks: int) -> int:
         """Pipeline rank of a stage."""
+        # `turn` is the chunk: its place among the stages of its rank. In a V odd ones come back from the last rank.
         turn, at = divmod(stage, ranks)
         return ranks - 1 - at if self.placement == "v" and turn % 2 else at
 

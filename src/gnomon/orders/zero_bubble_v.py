@@ -62,6 +62,8 @@ def _fills_the_v(ranks: int, microbatches: int, virtual: int) -> str:
 
 
 def _in_flight(rank: int, ranks: int, microbatches: int, virtual: int) -> int:
+    # 2(p - r) - 1 forwards, r pairs of them, and the forward before the first input gradient. No `activations` of its
+    # own: W follows its I at once until the last forward, and after it a rank only lets go.
     return min(2 * ranks, microbatches * virtual)
 
 

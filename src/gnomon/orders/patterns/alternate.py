@@ -17,11 +17,13 @@ def alternate(*, forward: tuple[Longs, Longs], backward: tuple[Longs, Longs], wa
     forward, backward: (stage, unit), each [ranks, n]. warm_up: [ranks].
     """
     num_ranks, n = forward[0].shape
+    # w [ranks, 1] against k [n]: what follows is [ranks, n]. A warm-up beyond n is n: then all forwards come first.
     k, w = np.arange(n), np.minimum(warm_up, n)[:, None]
     # Position of the k-th forward: first w of them in a row, then every second place; of the k-th backward: every
     # second place from w + 1 on, until forwards run out.
     forward_at = np.where(k < w, k, 2 * k - w)
     backward_at = np.where(k < n - w, w + 2 * k + 1, n + k)
+    # The positions are a permutation of 0 … 2n - 1 in each row, so what is not set to B stays F, and `empty` is filled.
     kind = np.full((num_ranks, 2 * n), KIND["F"], np.int8)
     stage, unit = np.empty((num_ranks, 2 * n), np.int16), np.empty((num_ranks, 2 * n), np.int32)
     rank = np.arange(num_ranks)[:, None]

@@ -23,6 +23,8 @@ def v_passes(num_ranks: int, distance: tuple[int, int, int, int], turns: tuple[i
     next, on the rank where the V turns.
     """
     rank = np.arange(num_ranks, dtype=np.int64)
+    # start: the cell of a leg's first rank. From there `step` cells lie between neighbours, and the last rank of a leg
+    # is the first of the next one: the V turns on it.
     out = np.empty((num_ranks, 4), np.int64)
     start = 0
     # Odd legs run from the last rank to the first: the V's way back.
@@ -68,6 +70,8 @@ def repeated_block(passes: Longs, num_microbatches: int) -> Rows:
     kind = np.array([KIND[name] for name in ("F", "F", "I", "I", "W", "W")], np.int8)
     return by_time(
         time=(block[:, :, None] + CELLS * unit).reshape(num_ranks, -1),
+        # All units of one column, then of the next: as `time` lies after the reshape [ranks, columns, units] -> [ranks,
+        # columns * units].
         kind=np.repeat(kind, num_microbatches),
         stage=np.repeat(stage, num_microbatches, axis=1).astype(np.int16),
         unit=np.tile(unit, CELLS).astype(np.int32),

@@ -72,6 +72,8 @@ def rows(ranks: Sequence[VRank], num_microbatches: int) -> Rows:
         num_stages=2 * len(ranks),
         num_units=num_microbatches,
     )
+    # `row` counts rows over all ranks, since `of_lists` joins the ranks' lists in the same order: a composite's members
+    # are neighbours in it.
     row, groups = 0, 0
     overrides: dict[int, Override] = {}
     for actions in (actions for rank in ranks for actions in rank.actions):

@@ -102,6 +102,7 @@ def _turns(num_ranks: int) -> tuple[tuple[int, ...], tuple[bool, ...]]:
     """(heads that each rank computes before its first backward, beside those of its first forwards; whether it computes
     one between a backward and the forward after it, or else after that forward), for B = 2F and a head that takes no
     time: its place in a rank's turn moves by a forward from each rank to the one before, and by whole turns."""
+    # Filled from the last rank to the first, and reversed below. at: where the head stands in a rank's turn.
     forward, backward, at = 1, 2, 0
     between = [True]
     while len(between) < num_ranks:
@@ -126,6 +127,7 @@ class _Heads:
         self.rows, self.count, self.barriers = rows, count, barriers
         self.embeds, self.returns = embeds, returns
         self.next = self.embedded = self.returned = 0
+        # With two barriers T of a microbatch comes in the turn after its S, once SUM_V is over.
         self.end = count + (barriers == 2)
         """The last turn of vocab_1 is a T alone."""
 
@@ -146,6 +148,8 @@ class _Heads:
         unit, rows = self.next, self.rows
         if unit >= self.end:
             return
+        # The order within a turn is that of the communicator on every rank: CAST_E, CAST_H, SUM_E, SUM_V, SUM_H. Ranks
+        # that differed in it would wait for each other for ever.
         returns = self.returned if unit >= self.returns and self.returned < self.count else -1
         rows += [("CAST_E", returns)] * (returns >= 0) + [("CAST_H", unit)] * (unit < self.count)
         rows += [("T", unit - 1)] * (unit > 0) + [("S", unit)] * (unit < self.count)
@@ -262,9 +266,12 @@ def _v_half(num_ranks: int, count: int, barriers: int) -> list[list[Action]]:
     by_rank = []
     for rank in range(num_ranks):
         rows: list[Action] = []
+        # `heads` writes to `rows`; each slot takes what one call has added, so that it can be put into the block at its
+        # time.
         heads = _Heads(rows, count, barriers, embeds=0, returns=warm + 2)
         for _ in range(warm):
             heads.embed()
+        # Before every cell: time 1 is the first action's.
         slots = [(-1, rows[:])]
         for head in range(count + 1):
             begin = len(rows)
@@ -291,6 +298,7 @@ def _v_half(num_ranks: int, count: int, barriers: int) -> list[list[Action]]:
 def _rows(ranks: Sequence[Sequence[Action]], how: Vocabulary, num_ranks: int, count: int, *, turned: bool) -> Rows:
     """Rows of every rank's actions. F' is the forward of the second stage of a rank. turned: two stages a rank."""
     kinds = with_kinds(*_kinds(how), base=STANDARD_KINDS)
+    # meet: number of each kind that is a collective, so that (kind, unit) has a group number of its own.
     index = {kind.name: i for i, kind in enumerate(kinds)}
     meet = {kind.name: n for n, kind in enumerate(kind for kind in kinds if kind.comm == COMM)}
     last = 2 * num_ranks - 1 if turned else num_ranks - 1
@@ -329,6 +337,8 @@ def _special(kind: str, stage: int, unit: int, how: Vocabulary, rank: int, loss:
         return Override(effects=tuple(_at(effect, rank, unit) for effect in effects(text)), adds=adds)
 
     if stage == last and kind == "F":
+        # The last stage's rank has the original of HX: its F writes it and CAST_H only reads it there, while CAST_H
+        # writes the copies of the others.
         return on("write HX")
     if stage == last and kind in ("B", "I"):
         return on("consume HG")

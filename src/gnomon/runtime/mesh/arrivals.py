@@ -17,7 +17,9 @@ Message = tuple[str, int, int]
 """Buffer that it arrives in: (X, DY or that of a skip, stage, unit)."""
 Channel = tuple[int, int, str]
 """Rank class that sends, one that receives, buffer."""
+# Kind -> (buffer that it arrives in, stage of that buffer less the row's own).
 _ARRIVES = {"SEND_F": ("X", 1), "RECV_F": ("X", 0), "SEND_B": ("DY", -1), "RECV_B": ("DY", 0)}
+# Kind -> stage of the sender less the row's own.
 _SOURCE = {"RECV_F": -1, "RECV_B": 1}
 
 
@@ -25,8 +27,11 @@ def proofs(program: Program, cls: int) -> dict[Message, tuple[Message, ...]]:
     """Message that `cls` receives -> its own messages that the sender had asked for by then."""
     needs: dict[int, list[Message]] = {}
     proven: dict[Message, tuple[Message, ...]] = {}
+    # Rows come class by class. So of each peer its receives from `cls` and its sends to `cls` are met in the peer's own
+    # order, whichever class is read first.
     for message, (source, destination, _), sends in _messages(program):
         if sends and destination == cls:
+            # Taken out: the first message after a receive proves it, later ones need not again.
             proven[message] = tuple(needs.pop(source, ()))
         elif not sends and source == cls:
             needs.setdefault(destination, []).append(message)
@@ -42,6 +47,7 @@ def out_of_order(program: Program) -> Message | None:
     """A message that is not received in the order in which its channel sends; None where all are."""
     ends: dict[Channel, tuple[list[Message], list[Message]]] = {}
     for message, channel, sends in _messages(program):
+        # The flag is the index: 0 received, 1 sent.
         ends.setdefault(channel, ([], []))[sends].append(message)
     for received, sent in ends.values():
         for one, other in zip(received, sent, strict=True):

@@ -41,6 +41,8 @@ class Partial:
             first_half, right = pair
             if first_half not in self.sums or right not in self.sums:
                 break
+            # The sum goes into the left half's buffers, so the right one's are free. Which halves are added follows
+            # from the tree, whichever came last: so does the rounding.
             free = self.sums.pop(right)
             for into, term in zip(self.sums[first_half], free, strict=True):
                 into += term

@@ -83,6 +83,7 @@ def rows_of(plan: Plan, stage: int, size: int) -> tuple[tuple[int, int], ...]:
 def routes(plan: Plan, source: int, target: int, size: int) -> tuple[Route, ...]:
     """Messages from the ranks of stage `source` to those of stage `target`, for one microbatch, by sender."""
     ends = [rows_of(plan, stage, size) for stage in (source, target)]
+    # Dealt again by the whole counts of `rows_of`: both ends as shares of one microbatch, which `reshard` compares.
     sends, gets = (deal(size, len(end), [count for _, count in end]) for end in ends)
     senders, receivers = _places(plan, source), _places(plan, target)
     ways = plan.stage_mesh(source).tp

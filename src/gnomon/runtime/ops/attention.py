@@ -75,6 +75,7 @@ def _whole(
         merged: Tensor = _Merging.apply(q, k, v, extra, rule, packing)  # type: ignore[no-untyped-call]
         return merged
     queries, keys = q.shape[-2], k.shape[-2]
+    # A window as wide as the row hides nothing: without a mask torch may choose its flash kernel.
     masked = bool(window and window < keys) or packing is not None
     if packing is not None:
         mask: Tensor | None = packing.mask(window=window if window < keys else 0, causal=causal)
@@ -113,6 +114,7 @@ def _over_parts(
         else:
             outs.append(plain(*mine))
     if rest:
+        # Of q, so that autograd goes back to rows of the filler as well: its gradient there is zero, not missing.
         outs.append(split[0][-1][..., : v.shape[-1]] * 0.0)
     return torch.cat(outs, dim=-2)
 
@@ -189,6 +191,7 @@ class _Merging(torch.autograd.Function):
         ctx: Any, q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None, rule: Rule, packing: Packing | None
     ) -> Tensor:
         ctx.rule, ctx.packing, merged = rule, packing, OnlineSoftmax()
+        # The queries are the last positions of the keys.
         ctx.queries, ctx.keys = ((k.shape[2] - q.shape[2], q.shape[2]),), ((0, k.shape[2]),)
         attend(merged, q, k, v, ctx.queries, ctx.keys, rule, packing)
         out, lse = merged.result(q)
@@ -244,6 +247,7 @@ def inverse_frequencies(attributes: Attributes, width: int, dtype: torch.dtype, 
             if r.truncate:
                 first, last = math.floor(first), math.ceil(last)
             first, last = max(first, 0), min(last, width - 1)
+            # 0.001 as transformers has it, where both ends are one pair: a step in place of a division by 0.
             ramp = (torch.arange(width // 2, dtype=dtype) - first) / (last - first or 0.001)
             interpolated = 1 - ramp.clamp(0, 1)
             return plain / r.scaling_factor * (1 - interpolated) + plain * interpolated
@@ -285,6 +289,8 @@ def rotary(site: Site, x: Tensor, *, packing: Packing | None = None) -> Tensor:
     documents that share a row, whose positions begin at 0 each."""
     width = int(x.shape[-1] * site.attr("fraction", 1.0))
     where = site.token_dim(site.op.inputs[0])
+    # The shape that the tables are viewed in: [positions, width / 2] at the token dim and the last one, 1 at the others
+    # (batch, heads).
     spread = [1] * x.dim()
     spread[where], spread[-1] = x.shape[where], width // 2
     local, ranks = x.shape[where], site.position_ranks

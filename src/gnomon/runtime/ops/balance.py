@@ -19,6 +19,7 @@ def expert_load(site: Site, logits: Tensor) -> Tensor:
     wide = logits.to(torch.promote_types(logits.dtype, torch.float32))
     if site.attr("fn", "softmax") == "sigmoid":
         scores = wide.sigmoid()
+        # As the router's weights: all sigmoids of a token may be 0.
         probabilities = scores / (scores.sum(-1, keepdim=True) + 1e-20)
     else:
         probabilities = wide.softmax(-1)
@@ -27,6 +28,8 @@ def expert_load(site: Site, logits: Tensor) -> Tensor:
     sums = [probabilities.sum(1), counts.sum(1)]
     if site.attr("z_loss", False):
         square = wide.logsumexp(-1).square().sum(1, keepdim=True)
+        # An equal part for each expert, so that the row's sum over experts is the number again and one tensor holds all
+        # that ranks add up.
         sums.append((square / wide.shape[-1]).expand_as(sums[0]))
     return torch.stack(sums, dim=1)
 
@@ -48,6 +51,7 @@ def layer_balance(site: Site, load: Tensor, step: Tensor | None = None) -> Tenso
     microbatch."""
     rows, topk = load.shape[0], site.attr("topk", 1)
     chosen, experts = load[:, 1].detach(), load.shape[2]
+    # Each token is counted once for each of its topk choices.
     tokens = chosen.sum(-1, keepdim=True) / topk
     if site.attr("per", "layer") == "sequence":
         shares, means = chosen / (tokens * topk), load[:, 0] / tokens
@@ -55,6 +59,8 @@ def layer_balance(site: Site, load: Tensor, step: Tensor | None = None) -> Tenso
         tokens = tokens.sum(0, keepdim=True)
         shares = chosen.sum(0, keepdim=True) / (tokens * topk) if step is None else (step / step.sum()).unsqueeze(0)
         means = load[:, 0].sum(0, keepdim=True) / tokens
+    # Over rows: the terms of all rows are added up, and each is the layer's whole loss (or its sequence's) divided by
+    # them.
     losses = (shares * means).sum(-1, keepdim=True) * (experts * site.attr("coefficient", 0.0) / rows)
     losses = losses.expand(rows, 1)
     if z_loss := site.attr("z_loss", 0.0):

@@ -159,6 +159,8 @@ class _Ring(torch.autograd.Function):
             mine = _joined(into[1], into[2][..., : narrow.shape[-1]])
             # The keys at hand came from the previous rank, and so do the terms that it has added for them.
             terms = mine if coming is None else arrived(*coming).add_(mine)
+            # Sent on in the last step too: the terms are then one rank short of the rank whose keys they are of. Its
+            # own tag, since the next keys may be on the same way at the same time.
             coming = pass_on(terms, axis.group, GRADIENTS)
             if following is not None:
                 keys = arrived(*following)
@@ -262,11 +264,16 @@ def _exchanged(x: Tensor, where: _Where, to_heads: bool) -> Tensor:
     if to_heads:  # (ranks, B, heads / ranks, positions, dim), a part for each rank
         parts = where.sent(x).unflatten(1, (axis.ranks, -1)).movedim(1, 0).contiguous()
     else:
+        # (positions, B, own heads, dim) -> (ranks, positions of a rank, B, own heads, dim) -> (ranks, B, own heads,
+        # positions of a rank, dim).
         parts = where.by_rank(x.movedim(2, 0)).unflatten(0, (axis.ranks, -1)).permute(0, 2, 3, 1, 4).contiguous()
     out = torch.empty_like(parts)
     all_to_all(out, parts, axis.group)
     if to_heads:
+        # Part r holds rank r's positions: (ranks, positions of a rank, B, own heads, dim), joined over the first two,
+        # in the order of the sequence.
         return where.in_order(out.movedim(3, 1).flatten(0, 1)).movedim(0, 2)
+    # Part r holds rank r's heads: (B, ranks, heads / ranks, own positions, dim), joined over ranks.
     return out.movedim(0, 1).flatten(1, 2)
 
 

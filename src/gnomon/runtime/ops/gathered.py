@@ -91,11 +91,13 @@ def gathered_routing(
         chosen = flat.view_as(chosen)
     own = experts // ep.ranks
     local = _of_everyone(chosen, ep, etp).reshape(-1) - ep.index * own
+    # Number `own` is "no expert of this rank": sorted last, counted last, and cut off.
     local = local.masked_fill((local < 0) | (local >= own), own)
     order = torch.argsort(local, stable=True)
     counts, real = torch.bincount(local, minlength=own + 1)[:own], None
     order = order[: int(counts.sum())]
     if capacity and padded:
+        # The capacity is of each rank's tokens, and here are the tokens of all.
         most = math.ceil(capacity * indices.numel() / experts) * ep.ranks * etp.ranks
         order, real = filled(order, local[order], most - counts)
         counts = torch.full_like(counts, most)
@@ -113,6 +115,7 @@ def gathered_combine(rows: Tensor, weights: Tensor, routing: Routing, *, ep: Axi
     """Tokens (…, width) of this rank: of each the sum of its rows by their weights (…, topk), over all ranks."""
     by = _of_everyone(weights.reshape(-1, routing.topk), ep, etp)
     out = summed_rows(rows, by, routing)
+    # In reverse of `_of_everyone`: what was gathered last is scattered first, so that each rank gets its own tokens.
     for axis in (etp, ep):
         if axis.group is not None:
             out = _ToAll.apply(out, axis)  # type: ignore[no-untyped-call]

@@ -29,6 +29,7 @@ class _Embedding(torch.autograd.Function):
     ) -> Tensor:
         table = weight.matrix
         local, here = _own(ids, table.shape[0], part) if part is not None else (ids, None)
+        # None where every row is trained, so that backward has nothing to multiply with.
         trained = here if padding is None else ids != padding if here is None else here & (ids != padding)
         ctx.save_for_backward(local, *(() if trained is None else (trained,)))
         ctx.weight, ctx.shape = weight, tuple(table.shape)
@@ -65,6 +66,8 @@ class _CrossEntropy(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, logits: Tensor, labels: Tensor, part: Axis) -> Tensor:
         wide = logits.to(torch.promote_types(logits.dtype, torch.float32))
+        # log Σ exp(x) - x[label], with the largest taken out before exp and added after log. Three all-reduces of (…)
+        # each: largest, sum of exponentials, logit of the label, which one rank has and the others have as 0.
         top = wide.amax(-1)
         if part.group is not None:
             all_reduce(top, part.group, largest=True)
@@ -81,6 +84,7 @@ class _CrossEntropy(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         probabilities, local, here, counts = ctx.saved_tensors
         out = probabilities.clone()
+        # p - 1 at the label; where the label is another rank's, 0 is taken off row 0.
         out.scatter_add_(-1, local.unsqueeze(-1), -here.unsqueeze(-1).to(out.dtype))
         return (out * (grad * counts.unsqueeze(-1))).to(ctx.dtype), None, None
 

@@ -61,6 +61,7 @@ class _FusedNorm(torch.autograd.Function):
         parameters, last = (ctx.weight, ctx.bias), [x.shape[-1]]
         matrices = [None if parameter is None else parameter.matrix for parameter in parameters]
         needs_grad = [True, *(parameter is not None for parameter in parameters)]
+        # LayerNorm keeps mean and 1 / deviation, RMSNorm the latter alone.
         if len(statistics) == 2:
             backward = torch.ops.aten.native_layer_norm_backward
             dx, *vectors = backward(grad.contiguous(), x, last, *statistics, *matrices, needs_grad)
@@ -69,6 +70,7 @@ class _FusedNorm(torch.autograd.Function):
             dx, *vectors = backward(grad.contiguous(), x, last, *statistics, matrices[0], needs_grad[:2])
         for parameter, vector in zip(parameters, vectors, strict=False):
             if parameter is not None:
+                # Defaults bind this turn's values: the tape may run it after the loop.
                 parameter.tape.run(lambda parameter=parameter, vector=vector: parameter.add(vector), vector)
         return dx, None, None, None, None, None, None
 
@@ -121,6 +123,8 @@ class _Norm(torch.autograd.Function):
         wide = grad.to(scale.dtype)
         normed = (x.to(scale.dtype) - mean[0] if mean else x.to(scale.dtype)) * scale
         g = wide if weight is None else wide * (weight.value.to(scale.dtype) + ctx.offset)
+        # With n = (x - mean) · s and g = the gradient of n: dx = s · (g - n · mean(g · n) - mean(g)), without the last
+        # term for RMSNorm. s is multiplied below.
         dx = g - normed * _mean(g * normed, ctx.over)
         if mean:
             dx = dx - _mean(g, ctx.over)

@@ -193,6 +193,8 @@ def backward(
         one, key, value = q[:, :, piece.q], k[:, :, piece.k], v[:, :, piece.k]
         result, statistics, back = out[:, :, piece.q], lse[:, :, piece.q], grad[:, :, piece.q]
         if _flash(q, rule, piece, together):
+            # With out and lse over all keys the kernel makes the final probabilities of this piece's keys: the terms of
+            # all pieces add up to the gradient.
             grads = _BACKWARD(
                 back, one, key, value, result, statistics.contiguous(), 0.0, piece.diagonal, scale=rule.scale
             )
@@ -227,6 +229,8 @@ def _scores(
     scores = scores if bent is None else bent * rule.cap
     seen = None
     if piece.diagonal:
+        # From 0, not from the piece's own positions, and by a plain rule: one cached mask for all pieces of this
+        # length.
         seen = _seen((0, q.shape[2]), (0, q.shape[2]), Rule(causal=True, window=0, scale=1.0, cap=0.0), q.device)
     elif piece.cut_by_mask:
         seen = _seen(*piece.at, rule, q.device)

@@ -51,6 +51,8 @@ def relative_buckets(
     else:
         distance = (-later).clamp(min=0)
     near = buckets // 2
+    # The clamp keeps log finite at distance 0, which is near and does not use it. float32 as in transformers: a wider
+    # type could put a distance at a border into another bucket.
     share = torch.log(distance.clamp(min=1).float() / near) / math.log(farthest / near)
     far = (near + (share * (buckets - near)).long()).clamp(max=buckets - 1)
     return first + torch.where(distance < near, distance, far)

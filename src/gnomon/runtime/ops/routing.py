@@ -107,6 +107,8 @@ def router(site: Site, logits: Tensor, bias: Operand | None = None) -> tuple[Ten
             best = grouped.topk(site.attr("group_top", 2), dim=-1).values.sum(-1)
             allowed = torch.zeros_like(best, dtype=torch.bool)
             allowed.scatter_(-1, best.topk(site.attr("groups_per_token", 1), dim=-1, sorted=False).indices, True)
+            # 0 and not -inf, as in transformers' DeepSeek models: with a negative bias an expert of another group may
+            # still be chosen there, and so here.
             chosen = grouped.masked_fill(~allowed.unsqueeze(-1), 0.0).flatten(-2)
         indices = chosen.topk(topk, dim=-1).indices
     # Of the scores without the bias: it steers the choice and must not scale the output.
@@ -256,6 +258,8 @@ def shared_out(routing: Routing, parts: int) -> tuple[Routing, ...]:
     """The same in parts, each of some of the experts of every rank: all rows of an expert are in one."""
     assert routing.by_slot is not None, "rows of one rank go nowhere"
     sent, got = routing.by_slot
+    # slot, by: the slot of each row that this rank sends, and of each that comes: numbers (ranks of ep, slots),
+    # repeated by counts of rows, in the order in which rows lie.
     slots = torch.arange(sent.shape[1], device=sent.device)
     slot, terms, outputs = slots.expand_as(sent).flatten().repeat_interleave(sent.flatten()), Terms(parts), []
     for part in range(parts):
@@ -282,6 +286,7 @@ def _to_placed(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
     """(order, rows sent to each rank's slots, rows that come from each rank for this one's slots, real) where experts
     lie as placed: every rank knows all counts and shares rows out alike. order: by expert; returned by rank, slot."""
+    # (ranks of ep, experts). rows below: (from, expert, to).
     everyone = _gathered_counts(counts.unsqueeze(0), ep)[:, 0].cpu().numpy()
     rows = sent_rows(everyone, placement)
     slots = on_ranks(placement, ep.ranks)

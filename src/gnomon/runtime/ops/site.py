@@ -169,6 +169,7 @@ class _Read(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, anchor: Tensor, weight: Weight) -> Tensor:
         ctx.weight = weight
+        # A view: autograd writes its history onto what a function returns, and must not onto the stored parameter.
         return weight.value.view_as(weight.value)
 
     @staticmethod

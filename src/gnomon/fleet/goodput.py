@@ -105,6 +105,8 @@ class Profile:
         known = self.batches
         if not known[0] - _EPS <= batch <= known[-1] + _EPS:
             raise InputError(f"{self.name}: a batch of {batch:g} is not between {known[0]} and {known[-1]}")
+        # A batch is a product of rounded numbers: one that differs from a measured size in its last digits alone is
+        # that size.
         upper = next((size for size in known if size >= batch - _EPS), known[-1])
         lower = max(size for size in known if size <= batch + _EPS)
         return lower, upper, (batch - lower) / (upper - lower) if upper > lower else 0.0
@@ -119,6 +121,8 @@ class Profile:
 
     def gain(self, batch: float, epoch: int) -> float:
         """Progress of one step: examples of the smallest batch that it is worth (the gradient noise scale)."""
+        # With the noise scale phi = m0 var / sqr, m0 the smallest batch, the gain divided by `scale` is Pollux's
+        # statistical efficiency (phi + m0) / (phi + m).
         sqr, var = self.noise(batch, epoch)
         scale = batch / self.batches[0]
         return (var + sqr) / (var / scale + sqr)
@@ -330,6 +334,8 @@ class Profiled(PhaseForecasts):
     def _best(self, profile: Profile, epoch: int, placement: Placement) -> float:
         """The highest goodput over batch sizes."""
         replicas = sum(placement)
+        # More replicas than the largest batch has room for, each with its smallest local batch, make no progress: rate
+        # 0.
         least = max(profile.batches[0], profile.min_local * replicas)
         if least > profile.batches[-1]:
             return 0.0
@@ -353,11 +359,15 @@ class Profiled(PhaseForecasts):
         progress = self.profiles.of(job).progress
         # A job that has just ended an epoch is in the next, whatever the last digits of its work.
         reached = (done_s / job.work_s + 1e-9) * progress[-1]
+        # progress[0] is 0, so the boundaries that were reached are one more than the epochs done. A job at its very end
+        # stays in its last epoch.
         return min(bisect_right(progress, reached), len(progress) - 1) - 1
 
     def phase(self, job: Job, done_s: float, allocation: Allocation) -> tuple[float, float]:
         """Returns (rate, until) as `Forecasts` does; a rate holds for an epoch."""
         profile = self.profiles.of(job)
+        # Work is in seconds and progress in examples. Both run from 0 to the end of the job, so the one is the other by
+        # a factor.
         total = profile.progress_at(profile.epochs)
         epoch = self.epoch(job, done_s)
         goodput = self.goodput(job, epoch, tuple(count for _, count in allocation))

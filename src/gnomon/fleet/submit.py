@@ -117,6 +117,7 @@ def slurm(job: Submission) -> str:
     lines = [
         f"--job-name={job.name}",
         f"--nodes={job.nodes}",
+        # One task a node: torchrun starts the ranks of its node itself.
         "--ntasks-per-node=1",
         f"--gpus-per-node={job.per_node}" if job.gpus else f"--cpus-per-task={job.per_node}",
         f"--time={hours}:{minutes:02}:00",
@@ -168,6 +169,7 @@ def kubernetes(job: Submission, *, queued: bool) -> dict[str, Any]:
     resources = {_resource(job.gpus): str(job.per_node)}
     # Kubernetes puts the value of a variable in the place of `$(NAME)` before bash reads its quotes; `$$` is one `$`.
     words = " ".join(quote(word).replace("$", "$$") for word in job.words)
+    # A pod of an indexed Job is the host JOB-INDEX, and the headless Service of the subdomain gives it a name in DNS.
     head = "localhost" if job.nodes == 1 else f"{job.name}-0.{job.name}"
     container = {
         "name": "train",
@@ -178,6 +180,7 @@ def kubernetes(job: Submission, *, queued: bool) -> dict[str, Any]:
     pod = {
         "restartPolicy": "Never",
         "subdomain": job.name,
+        # Seconds from SIGTERM to SIGKILL, in which the checkpoint is written: as many as Slurm's script asks for.
         "terminationGracePeriodSeconds": 120,
         "containers": [container],
     }
@@ -193,6 +196,7 @@ def kubernetes(job: Submission, *, queued: bool) -> dict[str, Any]:
             "completionMode": "Indexed",
             "completions": job.nodes,
             "parallelism": job.nodes,
+            # Failures of all pods together, so it grows with the nodes.
             "backoffLimit": 3 * job.nodes,
             "activeDeadlineSeconds": round(job.hours * 3600),
             "template": {"spec": pod},

@@ -233,6 +233,7 @@ class TaskForecasts(PhaseForecasts):
         requested_plan, allocated_plan = planner.possible(job.devices), planner.possible(devices_of(allocation))
         if requested_plan is None or allocated_plan is None:
             return 0.0, NEVER
+        # A job's work is in seconds on the devices that it asked for, which is rate 1.
         return requested_plan.step_s / allocated_plan.step_s, NEVER
 
     def limits(self, job: Job) -> tuple[int, int]:

@@ -274,6 +274,7 @@ class _Rewriting:
 
     def _grouped(self, op: Op, rows: Fact, weight: Fact, *, inner_first: bool) -> None:
         output, rows_tensor, stack = op.outputs[0], self.tensors[rows.of], self.tensors[weight.of]
+        # A bmm leaves a dim of size 1 next to the outputs of a row: (rows, 1, out), or (rows, out, 1).
         wide = next(dim for dim in reversed(self.block.tensor(output).dims) if dim.size != 1 or dim.factors)
         inner, experts = rows_tensor.dims[-1], self._dim("experts", stack.dims[0].size)
         # (out, in) of a matrix, whichever of the two lies first.
@@ -283,6 +284,7 @@ class _Rewriting:
                 self._place_text(op, f"multiplies {rows_tensor} and {stack} in a way that is not known")
             )
         order = (inner, wide) if inner_first else (wide, inner)
+        # The stack's dims are renamed for this op: a second reader would read dims that it does not know.
         if any(stack.name in known.inputs for known in self.ops):
             raise _UnmatchedError(self._place_text(op, f"reads {stack.name}, which another op reads too"))
         self.tensors[stack.name] = replace(stack, dims=(experts, *order))
@@ -340,6 +342,7 @@ class _Rewriting:
             self.facts[output] = fact
         elif name == "_to_copy":
             self.facts[output] = fact
+        # Over the experts of a token, which is dim 1 of (tokens, topk, width).
         elif name == "sum" and len(before.dims) == 3 and nodes[0].args[1:2] in (((1,),), (1,), ((-2,),)):
             if len(after.dims) != 2 or fact.order:
                 return False
@@ -373,6 +376,8 @@ class _Rewriting:
             )
         rows = next(fact for fact in reads if fact is not None)
         first = next(name for name, fact in zip(op.inputs, reads, strict=True) if fact is not None)
+        # The captured program has rows in one flat dim of tokens x topk. Here they have the dims of tokens and topk,
+        # which take its place in every tensor that begins with it.
         plain, dims = self.block.tensor(first).dims[0], self.tensors[rows.of].dims[:-1]
         if op.captured is not None and any(_sized(node) for node in op.captured.nodes):
             raise _UnmatchedError(self._place_text(op, "gives rows of experts another shape"))

@@ -90,6 +90,7 @@ def with_copy(rows: Sequence[Row], stage: int, count: int, *, holds: bool, sends
         if first and row.kind == "RECV_F":
             out.append(Row(kind="FRC", stage=copy, unit=row.unit))
         out.append(row)
+        # After the message, which the next rank waits for. The copy reads the same tensor that was sent.
         if here and not first and row.kind == "SEND_F":
             out.append(Row(kind="FRC", stage=copy, unit=row.unit))
         # The first stage goes back through a unit after all others, some `count` backwards of this rank later.
@@ -106,6 +107,7 @@ def with_copy(rows: Sequence[Row], stage: int, count: int, *, holds: bool, sends
 
 def _copies_meet(stage: int, copy: int, before: int, count: int, *, holds: bool, sends: bool) -> list[Row]:
     """Lists the messages by which gradients get to the copies, for each other end that is there."""
+    # A kind's hop says a neighbour. Only where the ring closes, between the last rank and the first, is the peer named.
     got = Override(effects=(RowEffect("write", BufferRef("GC", copy)),), peer=copy if copy != stage + 1 else None)
     sent = Override(peer=before) if before != stage - 1 else None
     receives = [Row(kind="RECV_COPY", stage=stage, override=got)] if holds else []
@@ -256,6 +258,8 @@ def _rewrite(program: Program, params: Params, context: Context) -> Program:
     if not 0 <= rank < program.num_classes:
         raise PlanError(f"bamboo: rank = {rank}, but pipeline ranks are 0 to {program.num_classes - 1}")
     counts = [n for cls, n in enumerate(program.counts) if cls != rank]
+    # `fail_over` merges classes of single ranks. Here all ranks of the classes are merged alike, and the counts of
+    # those that are left are put back.
     single = replace(program, counts=(1,) * program.num_classes)
     return replace(fail_over(single, [rank], one_update=False), counts=tuple(counts))
 

@@ -63,12 +63,14 @@ def grouped(settings: PartialReduceSettings, observation: Observation) -> tuple[
         return None
     chosen = list(waiting[: settings.group])
     recent = observation.recent[-RECENT * settings.workers :]
+    # Fewer groups may leave workers apart for no other reason than that they are few.
     if len(recent) == RECENT * settings.workers:
         part = components(settings.workers, recent)
         if len(set(part)) > 1 and len({part[worker] for worker in chosen}) == 1:
             other = next((worker for worker in waiting if part[worker] != part[waiting[0]]), None)
             if other is None:
                 return None
+            # The last of the group gives way, so that the worker that has waited longest still goes on.
             chosen[-1] = other
     return tuple(sorted(chosen))
 
@@ -77,6 +79,8 @@ def components(workers: int, groups: Iterable[Sequence[int]]) -> tuple[int, ...]
     """Returns, for each worker, the least worker that a chain of groups joins it to."""
     part = list(range(workers))
     for group in groups:
+        # A part is named by its least worker. A group joins all parts that it touches, so one pass over the groups is
+        # enough.
         ends = {part[worker] for worker in group}
         part = [min(ends) if end in ends else end for end in part]
     return tuple(part)
@@ -141,6 +145,7 @@ class TicketController:
 
     def arrive(self, arrival: Arrival) -> dict[int, Reply]:
         """Replies to the workers that need not wait any longer, by their numbers."""
+        # No ticket is given out any more, so that all workers come to the meeting as they finish theirs.
         if arrival.ends:
             self.ends, self.until = True, self.tickets
         self.waiting.append(arrival)
@@ -181,11 +186,14 @@ class TicketController:
         weights = shares(self.settings, updates)
         for arrival in group:
             self.waiting.remove(arrival)
+            # The average counts as new as the newest model in it: the others have jumped to it.
             replies[arrival.worker] = Reply(group=members, shares=weights, updates=max(updates), ticket=self.tickets)
             self.tickets += 1
 
     def _meet(self, replies: dict[int, Reply]) -> None:
         """Answers all workers once all wait: they average, and go on unless it was the end."""
+        # After an end that was asked for the tickets may be no multiple of the workers: a step that is cut short does
+        # not count.
         step, workers = self.tickets // self.settings.workers, self.settings.workers
         over = self.ends or step == self.steps
         self.until = self.tickets if over else self._next_meeting()
@@ -221,6 +229,8 @@ def replay(settings: PartialReduceSettings, step_s: Sequence[float], *, steps: i
     if len(step_s) != settings.workers or not all(seconds > 0 for seconds in step_s):
         raise PlanError(f"step_s must give each of {settings.workers} workers its seconds, not {tuple(step_s)}")
     controller, trained = TicketController(settings, steps=steps), [0] * settings.workers
+    # Each worker has one arrival in the heap at most. So (time, worker) differ, and an Arrival, which has no order, is
+    # never compared.
     arrivals = [(0.0, worker, Arrival(worker=worker)) for worker in range(settings.workers)]
     now = 0.0
     while arrivals:

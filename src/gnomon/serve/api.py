@@ -251,6 +251,7 @@ def _completion_of(fields: Body, served: ServedModel, own: _Own) -> CompletionRe
         max_tokens=own.most,
         temperature=_number(fields, "temperature", 1.0),
         top_p=_number(fields, "top_p", 1.0),
+        # As in vLLM, -1 and 0 both stand for all tokens.
         top_k=max(0, _whole(fields, "top_k", 0, -1, 1 << 31)),
         min_p=_number(fields, "min_p", 0.0),
         presence_penalty=_number(fields, "presence_penalty", 0.0),
@@ -260,7 +261,10 @@ def _completion_of(fields: Body, served: ServedModel, own: _Own) -> CompletionRe
         seed=None if fields.get("seed") is None else _whole(fields, "seed", 0, -(1 << 63), (1 << 63) - 1),
         allowed=tuple(dict.fromkeys(allowed)),
         banned=banned,
+        # The best answers are those of the largest mean log-probability, so each token's own is computed though none is
+        # told.
         logprobs=max(own.logprobs, 0) if own.tried > count else own.logprobs,
+        # An echoed prompt has log-probabilities where its answer has them.
         prompt_logprobs=max(scored, own.logprobs if own.echoes else -1),
         stop_ids=frozenset((*ends, *ids)),
         min_tokens=_whole(fields, "min_tokens", 0, 0, own.most),
@@ -308,6 +312,7 @@ def fields_of(body: object, known: frozenset[str], served: ServedModel) -> Body:
     if not isinstance(body, dict):
         raise InputError("the body is a JSON object")
     for name, value in body.items():
+        # The types are compared too: in Python False equals 0, and True equals 1.0.
         if name in USUAL and value == USUAL[name] and type(value) is type(USUAL[name]):
             continue
         if name not in known and value is not None:
@@ -349,6 +354,7 @@ def _prompts(fields: Body, served: ServedModel) -> tuple[tuple[int, ...], ...]:
 
 def _check_ids(ids: Sequence[int], served: ServedModel, where: str) -> None:
     """InputError for a token that the model has not, though its tokenizer may."""
+    # The smallest and the largest say it for all of them.
     if bad := [token for token in (min(ids), max(ids)) if not 0 <= token < served.vocab_size]:
         raise InputError(f"token {bad[0]} is not one of the model's, 0 to {served.vocab_size - 1}", where)
 
@@ -506,6 +512,7 @@ def _response_format(form: object) -> str:
 
 
 def _is_whole(value: object) -> bool:
+    # bool is a subclass of int: `"n": true` must not be read as 1.
     return isinstance(value, int) and not isinstance(value, bool)
 
 

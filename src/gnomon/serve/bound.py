@@ -94,6 +94,7 @@ def matmul_by(weight: Tensor, bias: Tensor | None) -> Callable[[Tensor], Tensor]
     weight = weight.contiguous()
     if weight.dtype not in PACKS or not torch.backends.mkldnn.is_available():
         return lambda x: functional.linear(x, weight, bias)
+    # 64 is the number of rows for which oneDNN chooses the layout; other numbers are computed with it too.
     packed = torch.ops.mkldnn._reorder_linear_weight(weight, 64)
     multiply = torch.ops.mkldnn._linear_pointwise
     return lambda x: multiply(x, packed, bias, "none", [], "")
@@ -278,8 +279,11 @@ class Bound:
                     keys, values = k[0, real].transpose(0, 1), v[0, real].transpose(0, 1)
                 mask, seen = None, keys.shape[1]
                 if bias is not None:
+                    # (queries, keys, heads) -> (heads, queries, keys), as scores lie.
                     mask = bias[at][:, :seen].movedim(-1, 0).to(q.dtype)
                 if causal and text.rows > 1:
+                    # Row r is at position first + r and sees keys up to its own: those from first + r + 1 on come
+                    # later.
                     later = torch.ones((text.rows, seen), dtype=torch.bool).triu(text.first + 1)
                     mask = (q.new_zeros(()) if mask is None else mask).masked_fill(later, -math.inf)
                 if text.rows == 1:

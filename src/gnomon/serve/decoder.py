@@ -134,6 +134,8 @@ class Decoder:
             self.streams.start()
         if self.copies is not None:
             self.copies.start()
+        # Later layers overwrite earlier ones here, so that each name is left with the last layer that reads it.
+        # `_values` lets a value go there.
         last = {name: index for index, (_, read, _, _) in enumerate(self.layers) for name in read.values()}
         outputs = {*graph.outputs}
         self.unread = [
@@ -204,7 +206,11 @@ class Decoder:
         values: dict[str, Tensor] = {"input_ids": rows.ids.unsqueeze(0)}
         values |= {tensor.name: x for tensor, x in zip(self.entering, entering, strict=True)}
         for index, (steps, read, written, ends) in enumerate(self.layers):
+            # From here on `own` has the only reference to what no later layer reads: a step can free it as soon as it
+            # has run.
             own = {name: values[source] for name, source in read.items()}
+            # The last layer works token by token. Tokens whose logits nobody wants are dropped before its matmul over
+            # the whole vocabulary.
             if ends and not rows.all_wanted:
                 own = {name: x.index_select(1, rows.logit_rows) for name, x in own.items()}
             for name in self.unread[index]:
@@ -263,6 +269,8 @@ class Decoder:
                 inputs = op.inputs[:3]
             run_op = self._moving(block, together, inputs, run_op)
             steps.append(DecoderStep(run_op, inputs, tuple(out for one in together for out in one.outputs), ()))
+        # From the end backwards, the first step that is met to read a name is the last one that runs with it, and lets
+        # it go. Outputs of the block outlive all its steps.
         seen, freeing_steps = set(block.outputs), []
         for step in reversed(steps):
             gone = tuple(dict.fromkeys(name for name in step.reads if name not in seen))
@@ -275,6 +283,8 @@ class Decoder:
         around = [moves for op in ops if (moves := self.share.around(block, op)) is not None]
         if not around:
             return run
+        # Linears that run as one read the same tensor in the same layout (`_together` compares it), so the first one's
+        # collectives are those of all.
         there = [next((m.there[name] for m in around if name in m.there), ()) for name in inputs]
         leave = [next((m.leave[name] for m in around if name in m.leave), ()) for op in ops for name in op.outputs]
         return partial(_moved, run, there, leave)
@@ -653,6 +663,8 @@ def _moved(
 
 def _own_rows(table: Tensor, index: int, rows: TokenRows, ids: Tensor) -> Tensor:
     """Looks up rows of a table that ranks divide: zeros for what others have."""
+    # Ids whose rows other ranks have are clamped to a row that is here, so that the lookup stays within the table. The
+    # mask zeroes what it reads, and the sum over ranks leaves the one row that counts.
     local = ids - index * len(table)
     mine = (local >= 0) & (local < len(table))
     return functional.embedding(local.clamp(0, len(table) - 1), table) * mine.unsqueeze(-1)
@@ -702,6 +714,8 @@ def _norm(
 def _rotary(op: Op, head: int, rows: TokenRows, x: Tensor) -> Tensor:
     """Turns x by its positions. x: (1, tokens, …, head)."""
     width = int(head * _number(op, "fraction", 1.0))
+    # Queries and keys of all layers turn by the same angles: they are computed once an iteration, under all that they
+    # depend on.
     key = ("rotary", op.attrs, width, x.dtype)
     if (angles := rows.shared_values.get(key)) is None:
         angles = rows.shared_values[key] = _angles(op, width, rows, x.dtype)
@@ -714,6 +728,8 @@ def _rotary(op: Op, head: int, rows: TokenRows, x: Tensor) -> Tensor:
         a, b = turned[..., 0::2], turned[..., 1::2]
     else:
         a, b = turned[..., : width // 2], turned[..., width // 2 :]
+    # An interleaved head leaves as two halves, not in pairs again, as in training. Queries and keys are reordered
+    # alike, which no product of theirs shows.
     parts = [a * cos - b * sin, b * cos + a * sin]
     return torch.cat([*parts, rest] if width < head else parts, dim=-1)
 
@@ -741,9 +757,12 @@ def _dispatch(experts: int, first: int, here: int, rows: TokenRows, x: Tensor, i
     """Rows of this rank's experts: `here` of them from the first on."""
     routing = routing_of(indices, experts)
     if here < experts:
+        # Rows are sorted by expert: those of experts that follow each other are one slice of the order.
         begin, counts = sum(routing.counts[:first]), routing.counts[first : first + here]
         order = routing.order[begin : begin + sum(counts)]
         routing = Routing(order=order, counts=counts, topk=routing.topk)
+    # The products and the combination that follow read it there. A layer's dispatch overwrites that of the layer
+    # before.
     rows.shared_values["routing"] = routing
     return x.reshape(-1, x.shape[-1]).index_select(0, routing.order // routing.topk)
 
@@ -751,9 +770,11 @@ def _dispatch(experts: int, first: int, here: int, rows: TokenRows, x: Tensor, i
 def _grouped(matmuls: Sequence[Callable[[Tensor], Tensor]], rows: TokenRows, x: Tensor) -> Tensor:
     """Each row by the matrix of its own expert; experts without rows are not touched."""
     routing: Routing = rows.shared_values["routing"]
+    # Expert e has the rows [at[e], at[e + 1]).
     at = list(accumulate(routing.counts, initial=0))
     parts = [matmuls[one](x[at[one] : at[one + 1]]) for one, count in enumerate(routing.counts) if count]
     if not parts:  # no token has chosen an expert of this rank
+        # The product of one row of zeros, cut to none, is empty and has the width and dtype that others expect.
         return matmuls[0](x.new_zeros((1, x.shape[-1])))[:0]
     return torch.cat(parts) if len(parts) > 1 else parts[0]
 
@@ -767,6 +788,9 @@ def _grouped_with_copies(
 
 def _combine(rows: TokenRows, x: Tensor, weights: Tensor, indices: Tensor) -> Tensor:
     routing: Routing = rows.shared_values["routing"]
+    # The order numbers choices as token x topk + place, so weights as one row are indexed by it, and its quotient by
+    # topk is the token.
     by_row = weights.reshape(-1).index_select(0, routing.order).unsqueeze(-1).to(x.dtype)
+    # A token none of whose experts is on this rank keeps its zeros: the sum over ranks adds what others made of it.
     out = torch.zeros((indices.shape[1], x.shape[-1]), dtype=x.dtype)
     return out.index_add_(0, routing.order // routing.topk, x * by_row).unsqueeze(0)

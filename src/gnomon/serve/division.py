@@ -105,6 +105,7 @@ def divide(graph: Graph, ways: Ways, rank: int, tp: Axis = ALONE) -> ModelShare:
     sharded = _sharded(graph, ways)
     axes = {
         "tp": tp,
+        # Within a stage etp is the inner index: ranks beside each other share the matrices of the same experts.
         "ep": Axis(ranks=ways.ep, index=index // ways.etp),
         "etp": Axis(ranks=ways.etp, index=index % ways.etp),
     }
@@ -291,10 +292,14 @@ def _stage(graph: Graph, counts: Sequence[int], stage: int) -> Graph:
     produced: dict[str, str] = {}
     for layer in layers[begin:end]:
         call = layer.call
+        # Layers of one call stay one call with a count. `first` keeps the numbers that they have in the whole model, by
+        # which parameters are named.
         if calls and calls[-1].name == call.name:
             calls[-1] = replace(calls[-1], repeat=calls[-1].repeat + 1)
         else:
             first = None if call.first is None else call.first + layer.index
+            # What an earlier stage made is an input of this graph, under its name here. What this stage made has its
+            # call's name. All else is an input of the whole graph.
             inputs = tuple((own_, received.get(name, produced.get(name, name))) for own_, name in reads(layer).items())
             calls.append(replace(call, inputs=inputs, repeat=1, first=first, family=call.group))
         produced |= {name: f"{call.name}.{out}" for out, name in writes(graph, layer).items()}

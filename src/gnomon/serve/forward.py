@@ -165,6 +165,7 @@ class ForwardProgram:
         for name, place in places.items():
             setattr(op, name, place.at)
             setattr(op, f"{name.removesuffix('_')}_row", place.row)
+            # A bit for each operand, by its place in BRIEF: its rows begin anew with every TOGETHER tokens.
             op.brief |= place.brief << BRIEF.index(name)
         op.weight, op.bias = (None if one is None else one.data_ptr() for one in tensors)
         self.keep_alive += [one for one in tensors if one is not None]
@@ -185,6 +186,8 @@ class ForwardProgram:
         self.add(kind, **values, more=ctypes.addressof(call))
         if isinstance(packed, PackedStored):
             self.ops[-1].after = packed.codes[0].numel()
+        # After `add`, which sets this field to a tensor's address: of a matmul it is the kernel's function, and `more`
+        # points to what that is called with.
         self.ops[-1].weight = ctypes.cast(function, ctypes.c_void_p).value  # type: ignore[arg-type]
 
     def close(self) -> None:
@@ -192,6 +195,8 @@ class ForwardProgram:
         self.array = (_Op * len(self.ops))(*self.ops)
         self.workspace = untouched((self.most + ALIGNED,), torch.uint8)
         self.call = _Run(count=len(self.ops), ops=ctypes.addressof(self.array), together=TOGETHER)
+        # The allocation begins at any address and has ALIGNED bytes more than are needed, so that the rows can begin at
+        # a multiple of ALIGNED.
         self.call.room = -(-self.workspace.data_ptr() // ALIGNED) * ALIGNED
         self.rows_narrowed = untouched((self.narrowed + ALIGNED,), torch.uint8)
         self.call.narrowed = -(-self.rows_narrowed.data_ptr() // ALIGNED) * ALIGNED
@@ -208,6 +213,7 @@ class ForwardProgram:
         call.ids, call.positions, call.begins = rows.ids.data_ptr(), rows.positions.data_ptr(), rows.begins.data_ptr()
         call.adapters = rows.adapters.data_ptr()
         call.lengths, call.rows, call.logits = rows.lengths.data_ptr(), rows.logit_rows.data_ptr(), logits.data_ptr()
+        # These arrays must live until the kernel has returned: the struct holds their addresses alone.
         tables = (ctypes.c_void_p * len(rows.tables))(*[table.data_ptr() for table in rows.tables])
         lengths = (ctypes.c_int64 * len(rows.tables))(*[table.shape[1] for table in rows.tables])
         call.tables, call.table_rows = ctypes.addressof(tables), ctypes.addressof(lengths)
@@ -235,6 +241,7 @@ class ForwardProgram:
 
     def _rows(self, place: _Place, tokens: int) -> Tensor:
         """(tokens, width) of the workspace."""
+        # Places count from the aligned address, slices of the tensor from its own beginning.
         begin = self.call.room - self.workspace.data_ptr() + place.at
         end = begin + tokens * place.row * self.dtype.itemsize
         return self.workspace[begin:end].view(self.dtype).view(tokens, place.row)
@@ -270,6 +277,8 @@ class _Writer:
                 raise _NotPlain
             for op in block.ops:
                 self._check_op(block, op)
+        # Each layer reads exactly what the one before it wrote. Nothing passes a layer by, so that `finish` can do with
+        # two buffers for what goes from layer to layer.
         chain = [*writes(self.graph, layers[0]).values()]
         for layer in layers[1:]:
             if [*reads(layer).values()] != chain:
@@ -323,10 +332,13 @@ class _Writer:
             if layer.call.name not in self.ends
             for name in self.graph.block(layer.call.block).outputs
         )
+        # Layers write to the two in turns, so that none writes where its input lies. What comes after them in the
+        # workspace is each layer's own and is written over by the next: `program.end` goes back to `begin`.
         streams, x = [program.room(hidden), program.room(hidden)], _Place(0, 0)
         begin = program.end
         if self.share.stage:
             token_input = self.graph.inputs[0]
+            # The first layer writes to streams[0], so what enters a later stage lies in streams[1].
             x = program.enters = _Place(streams[1].at, math.prod(atom.size or 1 for atom in token_input.atoms))
         streams_room = self.matrices.streams
         for number, layer in enumerate(self.graph.layers()):
@@ -406,6 +418,7 @@ class _Writer:
         program, out = self.program, op.outputs[0]
         width = self._width(block, out)
         head = int(block.tensor(op.inputs[0]).dims[-1].size or _size(block, op.inputs[0]))
+        # In place only where nothing else reads the rows as they were.
         in_place = op.does == "rotates" and len(readers[op.inputs[0]]) == 1 and op.inputs[0] not in block.inputs
         at[out] = source if in_place else room(out)
         places = {"in_": source, "out": at[out]}
@@ -429,6 +442,8 @@ class _Writer:
                 pages = self.pages(layer, block, op)
                 program.keep_alive.append(pages)
                 program.add(
+                    # The struct has three operands, and attention four: `after` and `width` say where the values begin
+                    # and how far their rows lie apart.
                     "attend", places={**places, "with_": k}, after=v.at, width=v.row, heads=heads,
                     flags=pages.group, more=pages.address,
                 )  # fmt: skip
@@ -488,6 +503,7 @@ class _Writer:
         if len(following) == 1 and following[0].does == "adds" and factor == 1.0 and out not in block.outputs:
             added = following[0]
             other = next(name for name in added.inputs if name != out) if added.inputs[0] != added.inputs[1] else ""
+            # The sum is a + factor * b: only as b is the product what `factor` multiplies.
             if other in at and out == added.inputs[1]:
                 place = at[added.outputs[0]] = room(added.outputs[0])
                 by = float(_value(added, "factor", 1.0))
@@ -529,6 +545,9 @@ class _Writer:
                 where.setdefault(name, set()).update(runs)
             if _hands_rows_on(op) or op.does == "rotates":  # in the same rows
                 needed |= {*op.inputs, *op.outputs}
+            # Attention is a run of its own, counted before it and after it: what it reads is made in the run before and
+            # read here, so it is in two runs and has rows of all tokens. After a sum over ranks a run begins too, but
+            # what the linear before it reads is still of the tokens at hand.
             between += op.does == "attends" or self.share.sums(block, op)
         return frozenset(name for op in block.ops for name in op.outputs if len(where[name]) == 1) - needed
 
@@ -607,6 +626,8 @@ class _Writer:
         if key not in self.angles:
             positions = self.sizes.max_len
             cos, sin = shared_tables(op.attrs, positions, width, torch.float32, torch.device("cpu"))
+            # Rounded to the model's dtype, as the tables are where ops run one by one, then widened: the kernel reads
+            # float32.
             self.angles[key] = cos.to(self.program.dtype).float(), sin.to(self.program.dtype).float()
         return self.angles[key]
 

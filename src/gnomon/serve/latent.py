@@ -183,6 +183,7 @@ class LatentPages:
     def adapt(self, number: int, low: Low) -> None:
         """An adapter of the up-projection: W + B A."""
         both = torch.cat([self.up_k, self.up_v], dim=1)
+        # (a.T b).T is b.T a, with b (rank, outputs) and a (rank, inputs): what the adapter adds, as (outputs, inputs).
         both = (both.float().flatten(0, 1) + (low.a.T @ low.b).T).view(both.shape).to(both.dtype)
         self.of_adapter[number] = both[:, : self.nope].contiguous(), both[:, self.nope :].contiguous()
 
@@ -256,6 +257,8 @@ class LatentPages:
             hidden = place > at[..., None]  # (S, Q, L)
             score = (score * self.seen.scale).masked_fill(hidden[:, :, None], -torch.inf)
             most = torch.maximum(top, score.amax(-1))
+            # A query that has seen no key yet has the maximum -inf, and -inf less -inf is NaN. With 0 in its place its
+            # shares are exp(-inf) = 0.
             base = torch.where(most == -torch.inf, 0.0, most)
             rescale, shares = (top - base).exp(), (score - base[..., None]).exp()
             total = total * rescale + shares.sum(-1)

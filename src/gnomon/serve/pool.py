@@ -202,6 +202,8 @@ class WorkerPool:
             daemon=True,
         )  # fmt: skip
         process.start()
+        # While this process holds the worker's end open, `recv` would wait for ever after the worker has died, and
+        # never raise EOFError.
         theirs.close()
         worker = self.workers[index] = _Worker(process, ours)
         threading.Thread(target=self._listen, args=(index, worker), daemon=True).start()
@@ -212,6 +214,7 @@ class WorkerPool:
             try:
                 while True:
                     message = worker.connection.recv()
+                    # All state of the pool is changed by the loop's thread alone, and needs no lock.
                     self.loop.call_soon_threadsafe(self._heard, index, worker, message)
             except (EOFError, OSError):
                 self.loop.call_soon_threadsafe(self._gone, index, worker)
@@ -224,6 +227,8 @@ class WorkerPool:
                 timed = [one.timed for one in self.workers if one is not None and one.timed is not None]
                 if self.machine is not None:
                     self.machine.back(index)
+                # The dispatcher begins once all have timed themselves: its seconds are their mean. A worker that comes
+                # later was away and is back.
                 elif len(timed) == len(self.workers):
                     self.machine = Dispatcher(self.policy, seconds_of(timed))
                     self._ready.set()
@@ -242,6 +247,7 @@ class WorkerPool:
                 self._feed(index)
 
     def _gone(self, index: int, worker: _Worker) -> None:
+        # News of a process that has been replaced by now is late, and says nothing of the one that is there.
         if self.stopping or self.workers[index] is not worker:
             return
         self.deaths += 1
@@ -332,5 +338,6 @@ class WorkerPool:
         if open_ is None or open_.worker < 0 or self.machine is None:
             return
         worker = self.workers[open_.worker]
+        # A text that a worker computes already counts as its work until its result comes.
         if worker is not None and worker.has != number:
             self.machine.finish(open_.worker, number, time.monotonic())

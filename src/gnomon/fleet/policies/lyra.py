@@ -39,6 +39,7 @@ def at_random(
     state: State, nodes: Sequence[int], jobs: Mapping[int, Sequence[str]], spans: Mapping[str, Sequence[int]]
 ) -> int:
     """Any node, drawn from the time and its number."""
+    # A hash in place of a generator: a replay that is run again draws the same nodes.
     return min(nodes, key=lambda node: (crc32(f"{state.now:.3f} {node}".encode()), node))
 
 
@@ -148,6 +149,8 @@ class _Round:
         spare = sum(self.free[n] for n in (*self.training, *self.borrowed)) + (self._extra() if self.elastic else 0)
         fit = [active for active in waiting if self._wants(active.job) <= spare]
         for active in sorted(
+            # Seconds left on the devices asked for, stretched to what the job starts with as if its rate were linear in
+            # them.
             fit, key=lambda active: (active.left_s(now) * active.job.devices / self._wants(active.job), active.index)
         ):
             count = self._wants(active.job)
@@ -208,6 +211,7 @@ class _Round:
         if not jobs or capacity <= 0:
             return
         chosen = choose([self._gains(active) for active in jobs], capacity)
+        # Item i is i + 1 workers beyond the minimum, and -1 is none: one formula for both.
         targets = {a.job.id: a.job.fewest + 1 + item for a, item in zip(jobs, chosen, strict=True)}
         grow = []
         for active in jobs:
@@ -237,6 +241,8 @@ class _Round:
         """The first `count` devices; those on borrowed nodes go first."""
         borrowed = set(self.borrowed)
         keep = []
+        # What is kept comes first: training nodes before borrowed ones, which go back, then nodes with most of its
+        # devices, so that the job stands on few.
         for node, have in sorted(allocation, key=lambda part: (part[0] in borrowed, -part[1], part[0])):
             use = min(have, count)
             count -= use
@@ -249,6 +255,7 @@ class _Round:
         """Up to `more` devices: on its own nodes first, then on the emptiest ones of the same speed."""
         speed = self.state.machines.speed
         devices_of_node = dict(self.allocations[job])
+        # Workers of a job wait for the slowest in each step: a node slower than those it has would hold up all of them.
         want = min(speed[node] for node in devices_of_node)
         needed = self.forecasts.memory_bytes(self.active[job].job, sum(devices_of_node.values()) + added)
         allowed = [

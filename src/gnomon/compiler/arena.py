@@ -29,11 +29,13 @@ class Buffer:
 def offsets(
     buffers: Sequence[Buffer], live_together: Callable[[int, int], bool] | None = None
 ) -> tuple[list[int], int]:
-    """Bytes from the start to each buffer, and of all together. at_once: whether two buffers may live at the same time;
-    without it, by their steps, which come one after another."""
+    """Bytes from the start to each buffer, and of all together. live_together: whether two buffers may live at the same
+    time; without it, by their steps, which come one after another."""
     out = [0] * len(buffers)
     placed: list[int] = []
     whole = 0
+    # The largest first: small ones then fill the gaps between them. Among equals the earliest, so that the result
+    # depends on nothing else.
     for n in sorted(range(len(buffers)), key=lambda n: (-buffers[n].size_bytes, buffers[n].first)):
         one, at = buffers[n], 0
         size = -(-one.size_bytes // LINE) * LINE
@@ -41,6 +43,8 @@ def offsets(
             overlapping = [m for m in placed if buffers[m].first <= one.last and one.first <= buffers[m].last]
         else:
             overlapping = [m for m in placed if live_together(m, n)]
+        # From the lowest on, to the first gap that is large enough. Those placed may overlap each other in bytes (they
+        # live at the same time as this one, not as each other), hence the maximum.
         for m in sorted(overlapping, key=lambda m: out[m]):
             if at + size <= out[m]:
                 break

@@ -160,6 +160,8 @@ class Body:
         return self.known[instruction]
 
     def const(self, value: float | int | bool, kind: str) -> int:
+        # Kept as text: NaN would not be equal to itself, and 0.0 would be equal to -0.0, where equal instructions are
+        # one value.
         plain = bool(value) if kind == "B" else int(value) if kind == "L" else float(value)
         return self.emit("const", kind=kind, axes=(), attr=repr(plain))
 
@@ -183,6 +185,7 @@ class Body:
     def _holds(self, value: int, dtype: torch.dtype, op: str) -> bool:
         """Whether a value is a number of that type whatever it is made of."""
         ins = self.code[value]
+        # Truths are 0 and 1, which every type holds.
         if ins.op in ("load", "take"):
             return self.inputs[ins.attr].dtype in (dtype, torch.bool)
         if ins.op == "const":
@@ -193,10 +196,13 @@ class Body:
             return number != number or float(torch.tensor(number, dtype=dtype)) == number
         if ins.op == "cast":
             return self.code[ins.args[0]].kind == "B"
+        # Not of integers: the least number of a type has no negative in it.
         if ins.op in ALIKE or (ins.op in ("abs", "neg") and dtype == torch.bfloat16):
             return all(self._holds(a, dtype, op) for a in ins.args)
         if ins.op == "select":
             return all(self._holds(a, dtype, op) for a in ins.args[1:])
+        # Signed integers are sign-extended to 64 bits and stay so under these operations. uint8 is extended by zeros,
+        # and `not` would set the upper bits.
         if ins.op in ("and", "or", "xor", "not") and dtype not in (torch.bfloat16, torch.uint8):
             return all(self._holds(a, dtype, op) for a in ins.args)
         return ins.op == op
@@ -232,13 +238,17 @@ class Body:
             return tuple(b for a in axes for b in ((a, fresh) if a == axis else (a,)))
 
         for i, ins in enumerate(self.code):
+            # These name one axis; after the division an index would be made of two.
             if ins.op in ("index", "is_at") and ins.attr == axis:
                 raise UnfitError("an index along an axis that is divided")
             attr = tuple(sorted(along(ins.attr))) if ins.op in (*REDUCTIONS, "extent") else ins.attr
             self.code[i] = replace(ins, axes=frozenset(along(ins.axes)), attr=attr)
+        # Reversed, so that of equal instructions the earliest is the one that is found.
         self.known = {ins: i for i, ins in reversed(list(enumerate(self.code)))}
         for i, inp in enumerate(self.inputs):
             if axis in inp.strides:
+                # The old index is outer * inner size + inner index: the inner axis keeps the step, the outer one takes
+                # as many steps at once as the inner has points.
                 step = inp.strides[axis]
                 self.inputs[i] = replace(inp, strides={**inp.strides, axis: product((step, inner)), fresh: step})
         for key, tensor in self.tensors.items():
@@ -251,6 +261,8 @@ class Body:
         strides: dict[int, Size] = {}
         varies = []
         for size, stride, dim in zip(source.sizes, source.strides, dims, strict=True):
+            # The axes of a dim are row-major: the last has the dim's own stride, and each before it that times the
+            # sizes of those behind it.
             step = stride
             for axis in reversed(dim):
                 varies.append(axis)
@@ -262,6 +274,7 @@ class Body:
             if not dim and not equal(size, 1):
                 raise UnfitError("a dim without an axis")
         slot = self.slot(Input(node=source.node, dtype=source.dtype, strides=strides, offset=source.offset))
+        # Along axes without a stride (broadcast dims) the value does not vary.
         value = self.emit("load", kind=kind_of(source.dtype), axes=strides, attr=slot)
         return Tensor(value=value, sizes=source.sizes, dims=tuple(dims), dtype=source.dtype)
 
@@ -290,6 +303,7 @@ class Body:
         for dim in self.joined_axes:
             if all(axis in free for axis in dim) and equal(product(tuple(self.axes[axis] for axis in dim)), size):
                 return dim, [axis for axis in free if axis not in dim]
+        # Neighbouring free axes only. What lies before them is given up, as later dims must lie on later axes.
         for start in range(len(free)):
             total: Size = 1
             for stop in range(start, len(free)):
@@ -321,6 +335,8 @@ class Body:
                 need = quotient(size, have)
                 if need is None:
                     raise UnfitError("a view that does not divide")
+                # The axis is larger than what this dim still needs: its outer part completes the dim, its inner part
+                # begins the next one.
                 if quotient(need, self.axes[axis]) is None:
                     rest = quotient(self.axes[axis], need)
                     if rest is None:

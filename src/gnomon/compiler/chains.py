@@ -188,6 +188,7 @@ class Chain(TriedKernel):
         for biased, turned, rows in self.layers:
             w = rest.pop(0)
             w = w if turned else w.t()
+            # Either dim of a weight may be the dense one; the kernel has strides of both.
             w = w if 1 in w.stride() else w.contiguous()
             bias = rest.pop(0).contiguous() if biased else None
             out.append((w, bias, [rest.pop(0).contiguous() for _ in rows]))
@@ -202,6 +203,7 @@ class Chain(TriedKernel):
         if filled is None:
             rows = [rows for _, _, rows in self.layers]
             filled = self._filled.setdefault(key, linears.filled(x, [w for w, _, _ in layers], rows, eps))
+        # A copy for each call, as addresses are written to it and several threads may call at the same time.
         call = type(filled).from_buffer_copy(filled)
         out = torch.empty((x.shape[0], self.sizes[-1][1]))
         named = {"x": x, "norm_gamma": gamma, "norm_beta": beta, "out": out}
@@ -307,6 +309,7 @@ def saved_bytes(found: ChainNodes) -> int:
     for link in found.links:
         m, n, _ = link.sizes
         floats += m * n * ((link is not found.links[-1]) + bool(link.work))
+    # Written and read again, 4 bytes each.
     return 2 * 4 * floats
 
 
@@ -315,6 +318,7 @@ def gains(found: ChainNodes, device: DeviceDescription) -> bool:
     saved = saved_bytes(found)
     if not saved:
         return False
+    # Without a chain the numbers would go to the nearest level that holds them all.
     level = next((one for one in device.levels if saved <= one.size), None)
     rate = device.memory_bandwidth if level is None else level.bandwidth
     multiplies = sum(m * n * k for m, n, k in (link.sizes for link in found.links))
@@ -343,6 +347,7 @@ def _found(node: Node, layers: range) -> ChainNodes | None:
     links = [first]
     while len(links) < layers[-1]:
         following = next(iter(links[-1].out.users)) if len(links[-1].out.users) == 1 else None
+        # (bias,) x, w: the next layer must read the result as its x, not as its weight or bias.
         link = None if following is None or following.args[-2:-1] != (links[-1].out,) else _link(following)
         if link is None or not linears.fit([one.sizes for one in (*links, link)], this_device()):
             break
@@ -406,6 +411,8 @@ def _after(node: Node) -> tuple[tuple[Node, ...], Node, tuple[Node, ...]]:
         members.append(one)
         waiting = sorted({*waiting, *one.users}, key=lambda n: n._sort_key)
     members.sort(key=lambda n: n._sort_key)
+    # A kernel writes one result: the first that somebody outside reads. Members behind it are left to others, which
+    # read that result from memory.
     out = next((one for one in members if any(user not in members for user in one.users)), members[-1])
     needed, waiting = {out}, [out]
     while waiting:
@@ -446,7 +453,9 @@ def epilogue(link: Link) -> Ended:
     shape = tuple(int(size) for size in work[0].meta["val"].shape)
     if any(tuple(int(size) for size in node.meta["val"].shape) != shape for node in work):
         raise UnfitError("work of several shapes")
+    # A body has no axes for dims of size 1 (`Body.place`).
     body = Body(axes=[size for size in shape if size > 1])
+    # Row-major: the others lie as the product's results do (`_beside`).
     strides = torch.empty(shape, device="meta").stride()
     roots: dict[Node, Node] = {}
     for node in link.after:  # a view is its source's numbers

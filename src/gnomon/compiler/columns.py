@@ -87,6 +87,7 @@ class Column:
 
 def fuse(graph: fx.Graph) -> list[Columns]:
     """Puts a `Columns` in place of every node that is worth one; returns them. Nothing where a tensor is written."""
+    # Lookups move to the place of the concatenation: a write before it, which they came before, would be seen by them.
     if any(_writes(node) for node in graph.nodes):
         return []
     calls = []
@@ -120,6 +121,7 @@ def _runs(node: Node) -> list[tuple[Node, list[Column]]]:
     if node.op != "call_function" or node.target not in (aten.cat.default, aten.stack.default):
         return []
     parts, dim = node.args[0], node.args[1] if len(node.args) > 1 else 0
+    # Along dim 1 of [rows, floats] (cat) or of [rows, parts, floats] (stack).
     if out is None or out.dtype not in MEMORY or out.dim() > 3 or dim % out.dim() != 1 or not parts:
         return []
     columns = [_lookup(part) or _copied(part) if _value_is(part, out.dtype) else None for part in parts]
@@ -268,6 +270,7 @@ def _arithmetic(node: Any) -> tuple[Node, list[tuple[int, int]]] | None:
     value = _value(node)
     if value is None or value.dtype != torch.int64 or node.op != "call_function" or node.kwargs:
         return None
+    # Of the same shape: an operand that is broadcast would have other numbers in its place.
     source = _value(node.args[0]) if node.args else None
     if source is None or source.dtype != torch.int64 or source.shape != value.shape:
         return None
@@ -298,12 +301,14 @@ def _selected(node: Node, dims: int) -> Numbers:
             defaults = (0, 0, 2**63 - 1, 1)
             bounds: tuple[Any, ...] = tuple(node.args[1:])
             dim, start, end, step = bounds + defaults[len(bounds) :]
+            # Only a slice that takes everything, which is what the `:` of `x[:, i]` leaves in a graph.
             if (start, step) != (0, 1) or end != 2**63 - 1:
                 break
         else:
             dim, at = node.args[1], node.args[2]
             if not (isinstance(dim, int) and isinstance(at, int)):
                 break
+            # Counted from the end, which has to be a number now.
             if at < 0:
                 size = source.shape[dim]
                 if not isinstance(size, int):
@@ -313,7 +318,7 @@ def _selected(node: Node, dims: int) -> Numbers:
         node = node.args[0]
     whole = _value(node)
     assert whole is not None
-    # left: dims that remain after each selection, as dims of the whole tensor.
+    # sizes: dims of the whole tensor that remain after each selection; `picks` has the last selection first.
     sizes, first = list(range(whole.dim())), [0] * whole.dim()
     for dim, at in reversed(picks):
         first[sizes[dim]] = at

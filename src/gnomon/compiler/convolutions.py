@@ -155,6 +155,7 @@ class Convolution(TriedKernel):
 
     def _weights(self, tensors: Sequence[Tensor]) -> tuple[Tensor, Any]:
         """Packed weight and bias."""
+        # The digest reads `nbytes` bytes from the address on, which is the tensor only where it is dense.
         if not all(one.is_contiguous() for one in tensors):
             tensors = [one.contiguous() for one in tensors]
         places = tuple(one.data_ptr() for one in tensors)
@@ -245,6 +246,8 @@ class Convolution(TriedKernel):
         if self.eps is None:
             return weight, bias
         gamma, beta, mean, variance = (one.float() for one in rest)
+        # gamma (w x + bias - mean) / sqrt(variance + eps) + beta: the factor goes to the weights of each output, the
+        # rest is the new bias.
         scale = gamma * (variance + self.eps).rsqrt()
         shift = beta - mean * scale
         if bias is not None:
@@ -458,6 +461,7 @@ class Tiled(Convolution):
 def slower(calls: Sequence[Convolution]) -> bool:
     """Whether all together took longer than ATen's in their trials, or one was wrong: then none is to stay."""
     verdicts = [one.verdict for one in calls]
+    # Without seconds it was wrong or did not run.
     if any("kernel_s" not in verdict for verdict in verdicts):
         return bool(verdicts)
     return sum(one["kernel_s"] for one in verdicts) > gate.SLOWER * sum(one["aten_s"] for one in verdicts)
@@ -513,6 +517,8 @@ def _norm(node: Node) -> tuple[Node, tuple[Node, ...], float] | None:
     if norm is None or norm.target is not aten._native_batch_norm_legit_no_training.default or norm.args[0] is not node:
         return None
     tensors = tuple(norm.args[1:5])
+    # The norm gives (result, saved mean, saved deviation); nobody may read the last two, which a fused kernel does not
+    # give.
     first = _only_user(norm)
     values = [_value(one) for one in (node, *tensors)]
     if norm.kwargs or first is None or first.args[1] != 0 or any(value is None for value in values):
@@ -535,6 +541,7 @@ def _fused(graph: fx.Graph, node: Node, works: bool) -> Node:
         other = user.args[1] if user.args[0] is last else user.args[0]
         value, mine = _value(other), last.meta["val"]
         if value is not None and (value.shape, value.dtype) == (mine.shape, mine.dtype) and other is not last:
+            # Same shape and dtype, so it is read at the place of the result, without broadcasting.
             added, last = other, user
             gone.append(user)
             user = _only_user(last)
@@ -554,10 +561,12 @@ def _fused(graph: fx.Graph, node: Node, works: bool) -> Node:
     else:
         form, outputs = _form(node), int(weight.meta["val"].shape[0])
         call = Convolution(*numbers) if form is None else Tiled(form, outputs, *numbers)
+    # At the place of the last node: what is added may be computed after the convolution.
     with graph.inserting_before(last):
         new = graph.call_function(call, (x, *([] if added is None else [added]), *tensors))
     new.meta.update(last.meta)
     last.replace_all_uses_with(new)
+    # Readers first, as fx erases only what nobody reads.
     for one in reversed(gone):
         graph.erase_node(one)
     return new
@@ -596,6 +605,9 @@ def _work(node: Node) -> tuple[list[Node], linear.Ended]:
 def _of_pixels(node: Node) -> bool:
     """Whether a convolution reads single pixels, which lie at even distances."""
     x, weight, _, stride, padding = node.args[:5]
+    # The kernel knows one distance between pixels of a line and one between lines, none between images: from the last
+    # line that is read of an image to the first of the next is as far as between lines only where the stride divides
+    # the height.
     (images, _, high, _), groups = x.meta["val"].shape, node.args[8]
     plain = x.meta["val"].dtype == torch.float32 and list(weight.meta["val"].shape[2:]) == [1, 1]
     even = stride[0] == stride[1] and (stride[0] == 1 or images == 1 or high % stride[0] == 0)
@@ -620,6 +632,9 @@ def _spends(node: Node) -> bool:
     call = node.target
     if not call.added or node.args[0] is node.args[1] or not isinstance(node.args[1].target, Convolution):
         return False
+    # All that this convolution depends on, itself among them: such a reader has run before the memory is written over,
+    # in whatever order the graph runs. Only convolutions are accepted as readers, since a view's own readers are not
+    # looked at.
     above, waiting = {node}, [node]
     while waiting:
         new = [one for one in waiting.pop().all_input_nodes if one not in above]

@@ -30,6 +30,8 @@ from gnomon.compiler.machine import this_machine
 log = logging.getLogger("gnomon.compiler")
 SLOWER = 1.0
 """The ratio to ATen's time up to which a kernel is kept."""
+# Rounds of a timing, and the seconds of work after which it ends early. Kernels on a GPU are timed IN_A_ROW launches at
+# a time.
 REPEATS, ENOUGH_S = 7, 0.06
 IN_A_ROW = 10
 TOLERANCE = {
@@ -86,6 +88,7 @@ class Trial:
         if self.second is None:
             return verdict
         source, run = self.second
+        # Against whom the second is timed decides its verdict, so that is part of its key.
         best = self.run if verdict["kept"] else self.aten
         key = _key(f"{source}// {self.source} {verdict['kept']}", args)
         return {**verdict, "second": self._judged(key, run, best, args, expected, self.second_share)}
@@ -104,6 +107,8 @@ class Trial:
         if wrong and not as_right(result, expected, self.aten, args):
             log.warning("a kernel differs from eager (%s): its operations stay PyTorch's", wrong)
             return {"kept": False, "wrong": wrong}
+        # Results are compared in every process before a stored verdict is believed: what is on disk answers for the
+        # speed of these sizes, by powers of two, and not for these numbers.
         stored = _read(key)
         if stored is not None:
             return stored
@@ -178,6 +183,8 @@ def _made_like(value: Any, number: int, special: bool, whole: bool) -> Any:
         return value
     pool = _pool(value.dtype, special).roll(997 * number)
     most = 1 + sum((size - 1) * stride for size, stride in zip(value.shape, value.stride(), strict=True))
+    # All memory from the first element to the last is filled, and the strides laid over it: broadcast dims (stride 0)
+    # and elements that overlap stay what they are.
     memory = pool.repeat(-(-most // POOL))[:most].to(value.device)
     return memory.as_strided(value.shape, value.stride())
 
@@ -201,6 +208,8 @@ def _pool(dtype: torch.dtype, special: bool) -> torch.Tensor:
         return pool
     pool = torch.randn(POOL, generator=chance, dtype=torch.float64).to(dtype)
     if special:
+        # Where formulas leave their range: in float32 exp overflows beyond 88.7, squares of 1e20 overflow and those of
+        # 1e-20 are subnormal, and so is tiny / 8 itself.
         tiny = torch.finfo(dtype).tiny
         some = [0.0, 1.0, 1e-3, 9.5, 30.0, 89.5, 1e3, 1e4, 1e20, tiny / 8, 1e-20, math.inf]
         numbers = torch.tensor([*some, *(-x for x in some), math.nan], dtype=dtype)
@@ -224,6 +233,7 @@ def as_right(result: Any, expected: Any, aten: Callable[..., Any], args: tuple[A
     eps = [torch.finfo(b.dtype).eps if b.is_floating_point() else 0.0 for b in expected]
     whole_eps = max(eps, default=0.0) if all(eps) else 0.0
     try:
+        # Seed 0 moves nothing: the same operations in double.
         exact, *moved = (aten(*_wide(args, seed, whole_eps)) for seed in range(1 + MOVES))
     except (RuntimeError, TypeError, IndexError):  # IndexError: of a table with so many rows
         return False
@@ -271,6 +281,7 @@ def _right(a: torch.Tensor, b: torch.Tensor, exact: torch.Tensor, moved: Sequenc
     eager_right = like(b, exact)
     right = torch.stack([like(a, one) for one in (b, exact, *moved)]).any(0)
     away = torch.stack([(one.double() - exact).abs() for one in (b, *moved)])
+    # Differences with infinities are infinite or NaN and say nothing of rounding: they count as 0.
     limit = NEAR * away.nan_to_num(0.0, 0.0, 0.0).sum(0)
     apart = (a.double() - exact).abs()
     finite = a.isfinite() & exact.isfinite()
@@ -332,6 +343,7 @@ def _times(
         return _cuda_times(run, aten, args)
     clock = time.thread_time if torch.get_num_threads() == 1 else time.perf_counter
     calls = [run, aten, lambda *_: None] if after else [run, aten]
+    # The third is what `after` takes by itself, which is taken off both.
     best = [float("inf")] * 2 + [0.0 if after is None else float("inf")]
     spent = 0.0
     for _ in range(REPEATS):
@@ -397,6 +409,7 @@ def _read(key: str) -> dict[str, Any] | None:
 
 def _write(key: str, verdict: dict[str, Any]) -> None:
     path = _path(key)
+    # Renamed when it is complete, under a name of this process and thread: a reader sees a whole verdict or none.
     part = path.with_suffix(f".{os.getpid()}-{threading.get_ident()}.part")
     try:
         part.write_text(json.dumps(verdict), encoding="utf-8")

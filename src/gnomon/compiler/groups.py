@@ -105,8 +105,11 @@ def root(node: torch.fx.Node) -> torch.fx.Node:
         source = node.args[0]
         if not isinstance(source, torch.fx.Node):
             break
+        # `getitem` of an operation with several results has memory of its own; only one of a view (split, unbind)
+        # shares memory with what was split.
         if node.target is operator.getitem and source.target not in VIEWS:
             break
+        # Some of VIEWS copy where the strides do not allow a view (reshape): storages say whether this one did.
         if node.target is not operator.getitem and isinstance(node.meta.get("val"), torch.Tensor):
             above = _tensor_above(source)
             if above is None or not _shares(node.meta["val"], above):
@@ -134,6 +137,7 @@ def source(node: torch.fx.Node) -> External | None:
         node=root(node),
         sizes=sizes_of(here.shape),
         strides=sizes_of(here.stride()),
+        # Relative to the root, as the kernel is given the root's data pointer, which counts the root's own offset.
         offset=size_of(here.storage_offset()) - size_of(base.storage_offset()),
         dtype=here.dtype,
     )
@@ -159,6 +163,8 @@ def _empty(value: torch.Tensor) -> bool:
 def lower(body: Body, node: torch.fx.Node) -> None:
     """Place one node in a body; raises `UnfitError`, after which the body is not to be used."""
     if node.target is operator.getitem:
+        # Each result of an operation with several is kept under (node, number), which is what `getitem` has as its
+        # arguments.
         tensor = body.tensors.get(node.args)
         if tensor is None:
             raise UnfitError("a result that the group does not make")
@@ -210,6 +216,8 @@ def groups(graph: torch.fx.Graph) -> list[Group]:
         if not (claimed(node) or follows):
             continue
         above = _distinct(of[arg] for arg in node.all_input_nodes if arg in of)
+        # The group that ends last is tried first. Where a later group reads an earlier one and this node reads both,
+        # joining the earlier one would leave a path out of it, through the later group, and back.
         above.sort(key=lambda g: order[g.last], reverse=True)
         home = next((g for g in above if _join(g, node, order)), None)
         if home is None:
@@ -220,10 +228,13 @@ def groups(graph: torch.fx.Graph) -> list[Group]:
                 continue
             grouped.append(home)
         of[node] = home
+        # The node's other operands are of further groups: with the node in `home` they meet in it, and are one kernel
+        # where the whole can be lowered again.
         for other in above:
             if other is not home and _merge(home, other, order):
                 of.update(dict.fromkeys(other.members, home))
                 grouped.remove(other)
+    # Views and constants alone compute nothing.
     return [g for g in grouped if g.work]
 
 
@@ -270,6 +281,7 @@ def _join(group: Group, node: torch.fx.Node, order: dict[torch.fx.Node, int]) ->
     part = node.target is operator.getitem  # of what the group makes: it must not be left outside alone
     if not part and (len(group.members) >= LARGEST or not _convex({*group.members, node}, order)):
         return False
+    # `lower` may raise when it has already placed values, so it works on a copy that is then thrown away.
     body = group.body.copy()
     try:
         lower(body, node)
@@ -294,6 +306,8 @@ def _merge(home: Group, other: Group, order: dict[torch.fx.Node, int]) -> bool:
 
 def _convex(members: set[torch.fx.Node], order: dict[torch.fx.Node, int]) -> bool:
     """Whether no path leaves the members and comes back."""
+    # The graph is in topological order: a path that comes back does so at or before the last member, so the search need
+    # not go beyond it.
     end = max(order[node] for node in members)
     waiting = [user for node in members for user in node.users if user not in members]
     seen: set[torch.fx.Node] = set()

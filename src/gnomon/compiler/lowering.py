@@ -46,6 +46,8 @@ class Lowering:
 
     def dims_of(self, shape: Sequence[Size], operands: Sequence[Any]) -> Dims:
         """Axes of an output of this shape, to which operands are broadcast from the right."""
+        # `place` may divide axes, those of operands among them, whose dims are then others: they are read again until
+        # none is divided.
         for _ in range(8):
             before = len(self.body.axes)
             known: list[tuple[int, ...] | None] = [None] * len(shape)

@@ -191,6 +191,7 @@ def _matmul(node: Node) -> tuple[TriedMatmul, tuple[Node, ...]] | None:
         return None
     if len({value.dtype for value in values}) > 1:  # type: ignore[union-attr]
         return None
+    # [m, n, k].
     sizes = (*node.meta["val"].shape, values[-2].shape[1])  # type: ignore[union-attr]
     fixed = [size for size in sizes if isinstance(size, int)]
     if len(fixed) < 2 or (bias and not isinstance(sizes[1], int)):
@@ -323,6 +324,7 @@ def _convolution(node: Node) -> tuple[TriedMatmul, tuple[Node, ...]] | None:
     if growth[0] or any(growth[1]) or growth[2] != 1:  # transposed, output padding, groups
         return None
     sizes = [*values[0].shape, *values[1].shape, *stride, *padding, *dilation]  # type: ignore[union-attr]
+    # 3 + 3 sizes and a stride, a padding and a dilation along one dim; 4 + 4 and two of each along two dims.
     if len(sizes) not in (9, 14) or not all(isinstance(size, int) for size in sizes):
         return None
     stride, padding, dilation = list(stride), list(padding), list(dilation)

@@ -84,6 +84,8 @@ def program(graph: torch.fx.Graph, environment: Any) -> Program:
     loops = partial(_loops, environment=environment, known=known)
     fused_groups = join_siblings(graph, fused_groups, _asked(graph, fused_groups), loops, environment)
     fused_groups = [group for group in fused_groups if worth(group) or (environment is None and _only_python(group))]
+    # Ends, since every further round has a group less or shorter ones: `_shorter` drops members, `_parted` divides or
+    # drops a group.
     while True:
         outputs = _asked(graph, fused_groups)
         planned, refused = _planned(fused_groups, outputs, environment, known)
@@ -177,6 +179,8 @@ def _asked(graph: torch.fx.Graph, fused_groups: Sequence[Group]) -> dict[int, li
         if node in of and node.target not in VIEWS:
             n = of[node]
             outputs[n][node] = None
+            # A kernel reads all of its inputs whichever of its outputs is needed, so they are followed once for each
+            # group.
             if n not in entered:
                 entered.add(n)
                 waiting += leaves(fused_groups[n])
@@ -257,6 +261,8 @@ def _ordered(compiled: Program) -> list[PlannedGroup | torch.fx.Node]:
                 continue
             if node in member:
                 p = member[node]
+                # Nodes have even numbers by their place in the graph; a group has the odd one just behind its last
+                # member. The order of the numbers is then the graph's order where it can be.
                 number = 2 * max(place[m] for m in p.group.members) + 1
                 unit_of.update(dict.fromkeys(p.outputs, number))
                 units[number] = p
@@ -275,9 +281,11 @@ def _ordered(compiled: Program) -> list[PlannedGroup | torch.fx.Node]:
         asks = unit.inputs if isinstance(unit, PlannedGroup) else unit.all_input_nodes
         needs[number] = {unit_of[a] for a in asks} - {number}
         if not isinstance(unit, PlannedGroup) and _has_effects(unit):
+            # A chain through all that has effects, in the order of the graph.
             if before is not None:
                 needs[number].add(before)
             before = number
+            # Those that read the old contents are no operands of the write, so nothing else keeps them before it.
             if isinstance(unit.target, torch._ops.OpOverload) and unit.target._schema.is_mutable:
                 needs[number] |= _earlier_readers(compiled, unit, units, unit_of, number)
     return _topological(units, needs)
@@ -298,6 +306,7 @@ def _earlier_readers(
     readers = set()
     for other, unit in units.items():
         asks = unit.inputs if isinstance(unit, PlannedGroup) else unit.all_input_nodes
+        # A group reads before the write if any of its members does.
         first = min(m._sort_key for m in unit.group.members) if isinstance(unit, PlannedGroup) else unit._sort_key
         if other != number and first < write._sort_key and any(root(a) in written for a in asks):
             readers.add(other)
@@ -349,6 +358,7 @@ class Writer:
         if arg is None or isinstance(arg, (bool, int, str)):
             return repr(arg)
         if isinstance(arg, float):
+            # NaN and the infinities have no literal.
             return repr(arg) if arg == arg and abs(arg) != float("inf") else f"float({str(arg)!r})"
         if isinstance(arg, (list, tuple)):
             inside = ", ".join(self.argument(a) for a in arg)
@@ -406,6 +416,7 @@ class Writer:
         array = f"{table}({', '.join(names)})" if names else self.constant(self.constants[table]())
         pointers = []
         for slot in planned.kernel.slots:
+            # `data_ptr` counts the tensor's own storage offset; the input's is relative to that, in elements.
             inp = nest.body.inputs[slot]
             pointer = f"{self.name(inp.node)}.data_ptr()"
             if not (isinstance(inp.offset, int) and inp.offset == 0):
@@ -489,6 +500,7 @@ class Table:
             t = tiling_of(self.source, self.nest, rows, points)
             every = (t.chunk, t.chunks, t.tile, t.tiles, int(t.parallel), int(t.past), *rest)
             array = (ctypes.c_int64 * len(every))(*every)
+            # A bound for programs whose sizes hardly ever come again.
             if len(self.known) > 4096:
                 self.known.clear()
             self.known[values] = array
@@ -506,6 +518,7 @@ def may_fail(planned: PlannedGroup) -> bool:
 
 
 def _fast(target: Any) -> Any:
+    # The builtin behind an overload, without the overload's own call in Python.
     return target._op if isinstance(target, torch._ops.OpOverload) else target
 
 
@@ -548,6 +561,8 @@ def write(
     lines = ["def call(args):"]
     if inputs:
         lines.append(f"    {', '.join(writer.name(n) for n in inputs)}, = args")
+    # The caller's list would keep all arguments alive to the end; once it is empty the `del` lines below free each
+    # after its last use.
     lines.append("    args.clear()")
     for symbol in sorted({s for p in compiled.groups for s in symbols_in(p)} | _declared_symbols(compiled)):
         lines.append(f"    {symbol} = {writer.symbols[symbol]}")
@@ -593,6 +608,7 @@ def _run_line(writer: Writer, run: Run, lines_of: Callable[[Writer, PlannedGroup
     text = "\n".join(LINES + line for line in [*lines, f"return [{returned}]"])
     exec(f"def plain({names}):\n{text}", scope)
     run.plain = scope["plain"]
+    # The key of the verdict: the code that walks the steps, and what each step is.
     what = [one.kernel.source if isinstance(one, PlannedGroup) else str(one.format_node()) for one in run.units]
     run.trial = Trial("\n".join([SOURCE, *what]), run.tried, run.plain)
     return f"{returned}, = {writer.constant(run)}({names})"
@@ -638,6 +654,7 @@ def _last_uses(compiled: Program, units: Sequence[Any]) -> dict[int, list[torch.
             for node in (*unit.inputs, *unit.outputs):
                 last[node] = n
         else:
+            # What nobody reads is freed right after the unit that makes it.
             last[unit] = n
             for node in unit.all_input_nodes:
                 last[node] = n

@@ -77,6 +77,7 @@ def scheduled(
 def _longest_s(costs: Sequence[StepCost], needs: Sequence[Collection[int]]) -> list[float]:
     """Returns, for each step, the seconds from its beginning to the end of all that waits for it, with enough
     workers."""
+    # `needs` only has earlier steps, so in reverse order what waits for a step is final before the step is looked at.
     out = [cost.half_s for cost in costs]
     for n in reversed(range(len(costs))):
         for one in needs[n]:
@@ -87,7 +88,10 @@ def _longest_s(costs: Sequence[StepCost], needs: Sequence[Collection[int]]) -> l
 def _lists(costs: Sequence[StepCost], needs: Sequence[Collection[int]], first: Collection[int]) -> StepSchedule:
     rank = _longest_s(costs, needs)
     lists: tuple[list[StepTask], list[StepTask]] = ([], [])
+    # `free[worker]`: when it can begin its next step; the second has to be woken first. `where[step]`: its worker and
+    # its place in that worker's list.
     free, ends, where, wide = [0.0, BEGIN_S], [0.0] * len(costs), [(0, 0)] * len(costs), set()
+    # Bit sets as Python integers: bit m of `before[n]` says that step m is over when step n begins.
     before = [0] * len(costs)
     waiting = set(range(len(costs)))
     while waiting:
@@ -98,6 +102,7 @@ def _lists(costs: Sequence[StepCost], needs: Sequence[Collection[int]], first: C
             come = [ends[n] + SYNC_S * (where[n][0] != worker) for n in needs[step]]
             return max([free[worker], *come])
 
+        # Of equal ends the tuple's second number decides for worker 0, the caller, who need not be woken.
         half = min([(begins(w) + costs[step].half_s, w) for w in ((0,) if step in first else (0, 1))])
         whole_s = max(begins(0), free[1] if lists[1] else 0.0) + costs[step].whole_s
         if len(ready) == 1 and whole_s + WIDE_S < half[0]:  # the other worker would wait anyway
@@ -110,9 +115,13 @@ def _lists(costs: Sequence[StepCost], needs: Sequence[Collection[int]], first: C
             begin = end - costs[step].half_s
             if worker == 1:  # it rests while a step has all threads
                 needed |= {task.step for task in lists[0] if task.step in wide}
+        # A step waits for a count of the other's list, not for steps of it: the count that covers all that it needs. It
+        # never falls along a list, so a step may wait for more than it needs, never for less.
         mine, others = lists[worker], lists[1 - worker]
         count = max([where[n][1] + 1 for n in needed if where[n][0] != worker], default=0)
         count = max(count, mine[-1].others if mine else 0)
+        # Over are the step before in its own list and the last of the other's that it waits for, with all that was over
+        # for these. Earlier ones of either list are among that, as each step's set holds the one before it.
         over = 0
         for task in ([mine[-1]] if mine else []) + ([others[count - 1]] if count else []):
             over |= before[task.step] | 1 << task.step

@@ -102,6 +102,8 @@ def _library() -> tuple[Callable[..., Any], Callable[..., Any], Any, int] | None
     """(what makes and frees rooms, what runs, addresses of PyTorch's and Python's functions, version of PyTorch's
     interface); None where one is missing."""
     try:
+        # The products' functions are looked up only to know that all are there: `_step` writes their addresses into the
+        # table by itself, so they are cut off from the struct.
         found = [_address(name) for name in (*FUNCTIONS["torch"], *PRODUCTS.values())][: len(FUNCTIONS["torch"])]
         found.append(int(getattr(torch._C._dynamo.guards, "_torchinductor_pyobject_tensor_data_ptr")))  # noqa: B009
         found += [address_of(getattr(ctypes.pythonapi, name)) for name in FUNCTIONS["python"]]
@@ -115,6 +117,9 @@ def _library() -> tuple[Callable[..., Any], Callable[..., Any], Any, int] | None
     version.restype = ctypes.c_uint64
     address = address_of(function)
     arguments = (ctypes.c_int64, ctypes.c_void_p, ctypes.c_void_p)
+    # One address under two prototypes. Rooms are made and freed without any Python object, so ctypes may release the
+    # GIL. A run gives a list of capsules: it begins with the GIL held (PYFUNCTYPE) and lets go of it itself while it
+    # walks the steps.
     rooms = ctypes.CFUNCTYPE(ctypes.c_void_p, *arguments, ctypes.c_void_p)(address)
     run = ctypes.PYFUNCTYPE(ctypes.py_object, *arguments, ctypes.py_object)(address)
     return rooms, run, (ctypes.c_void_p * len(found))(*found), int(version())
@@ -383,22 +388,25 @@ class Run:
         return (self.trial is not None and bool(self.trial.kept)) or self.two_kept
 
     def walked(self, args: Sequence[torch.Tensor], what: int) -> Any:
-        """Runs as `called` does, by this table. what: RUN, or HALVED or WHOLE, which time its steps."""
+        """Runs as `call` does, by this table. what: RUN, or HALVED or WHOLE, which time its steps."""
         library = _library()
         assert library is not None
         rooms, run, _, _ = library
         table = ctypes.addressof(self.table)
         try:
+            # A room holds one call's arena and handles, so calls at the same time each need their own. `pop` and
+            # `append` of a list are atomic; a call that raises does not give its room back.
             room = self.rooms.pop()
         except IndexError:
             room = rooms(ROOM, table, None, None)
+            # Only addresses are passed on, as a reference to the table would keep it alive for ever.
             weakref.finalize(self.table, rooms, FORGET, table, room, None)
         handles = run(what, table, room, list(args))
         self.rooms.append(room)
         return None if handles is None else torch._C._aoti.alloc_tensors_by_stealing_from_void_ptrs(handles)
 
     def tried(self, *args: torch.Tensor) -> Any:
-        """Runs as `called` does, but raises RuntimeError where that does not run."""
+        """Runs as `call` does, but raises RuntimeError where that does not run."""
         out = self.call(args)
         if out is None:
             raise RuntimeError("a step of a run refused")
@@ -453,6 +461,8 @@ class Builder:
     def add(self, unit: Any) -> bool:
         """Whether a unit is of the run; it is not where C++ cannot call it."""
         try:
+            # Nothing of this builder changes before all steps of the unit are known to be callable, so a unit that is
+            # refused leaves the run as it was.
             steps, step_results = self._steps(unit)
         except UnfitStepError:
             return False
@@ -460,6 +470,8 @@ class Builder:
             self.steps.append(step)
             for node in nodes:
                 self.made[node] = len(self.steps) - 1
+                # ATen allocates what it returns. PRODUCTS are called in their `out` form and write to the arena, as
+                # kernels do.
                 if isinstance(step, Operation) and step.target not in PRODUCTS:
                     self.by_aten.add(node)
         self.units.append(unit)
@@ -504,6 +516,7 @@ class Builder:
         """Whose memory a tensor of the run is: what a step makes, or an input."""
         if isinstance(node, View):
             node = node.node
+        # Inside the run only views are not in `made`, and a view's first argument is what it is a view of.
         while node not in self.made and node in self.inside:
             node = node.args[0]
         return node
@@ -533,6 +546,8 @@ class Builder:
             self.outputs_of(node, results, again)
         views = [unit for unit in self.units if isinstance(unit, torch.fx.Node) and unit in again]
         run = _Text(self, list(results)).run(number)
+        # Written anew rather than changed: with a schedule other tensors live at the same time, so the arena is
+        # another.
         run.again = lambda schedule: _Text(self, list(results), schedule=schedule).run(number)
         return (run, views) if all(is_static(fake(node)) for node in run.inputs) else None
 
@@ -588,6 +603,8 @@ def _check(step: Any) -> None:
     if isinstance(step, (Loop, Branch)):
         return
     if isinstance(step, KernelCall):
+        # C++ copies the struct to its stack and writes the addresses there, so that calls at the same time do not share
+        # it.
         if ctypes.sizeof(step.filled) > LARGEST_STRUCT:
             raise UnfitStepError("a large struct")
         return
@@ -604,6 +621,8 @@ def _operation(node: Node) -> Operation:
     if not isinstance(target, torch._ops.OpOverload) or target.namespace not in LIBRARIES:
         raise UnfitStepError("no operation of a library")
     schema = target._schema
+    # A trial does every step several times on the same inputs and compares: that needs functions of their arguments
+    # alone.
     if schema.is_mutable or torch.Tag.nondeterministic_seeded in target.tags or target.is_view:
         raise UnfitStepError("an operation that does more than give a result")
     if torch._C._dispatch_has_kernel_for_dispatch_key(target.name(), "CompositeImplicitAutograd"):
@@ -626,6 +645,7 @@ def _operation(node: Node) -> Operation:
         return Operation(target=target, args=tuple(args), results=(node,))
     parts: list[Any] = [None] * len(schema.returns)
     for user in node.users:
+        # Each result has one node, whose memory it is; two `getitem` of one result would be two names for it.
         if user.target is not operator.getitem or parts[user.args[1]] is not None:
             raise UnfitStepError("results that are asked for together")
         parts[user.args[1]] = user
@@ -650,6 +670,7 @@ def _encoded(arg: Any, kind: Any, tensor: Callable[[Any], int], texts: list[Any]
     """The words of one argument; kind: its type in the schema. texts: keeps strings alive."""
     name = kind.kind()
     if name == "OptionalType":
+        # In the stable ABI an optional is a pointer to its value, null where there is none.
         return [RAW, 0] if arg is None else [SOME, *_encoded(arg, kind.getElementType(), tensor, texts)]
     if name == "TensorType" and isinstance(arg, (torch.fx.Node, View, Between)):
         return [TENSOR, tensor(arg)]
@@ -663,6 +684,7 @@ def _encoded(arg: Any, kind: Any, tensor: Callable[[Any], int], texts: list[Any]
         return [TEXT, ctypes.addressof(texts[-1]), len(arg.encode())]
     if name == "BoolType" and isinstance(arg, bool):
         return [RAW, int(arg)]
+    # To a schema dtypes and memory formats are integers, in c10's numbering.
     if name == "IntType" and isinstance(arg, torch.dtype) and arg in DTYPES:
         return [RAW, DTYPES[arg]]
     if name == "IntType" and arg in MEMORY_FORMATS:
@@ -899,6 +921,7 @@ def _loop(
         raise UnfitStepError("a scan of nothing")
     carries, row_inputs = body.inputs[: len(first)], body.inputs[len(first) : len(first) + len(rows)]
     memory = [Memory(one.meta["val"]) for one in carries]
+    # `_bound` and what follows append further memory to `memory`; this list keeps the carries alone, in their order.
     carried = list(memory)
     bound, before = _bound(body.inputs[len(first) + len(rows) :], operands, memory)
     bound += [Bound(input=one, source=of) for one, of in zip(carries, carried, strict=True)]
@@ -906,6 +929,8 @@ def _loop(
         before.append(Move(of=None, source=source, target=of, layouts=_layouts(source.meta["val"], of.like)))
     each: list[Move] = []
     for source, one in zip(rows, row_inputs, strict=True):
+        # A scanned input is [count, ...]: step i reads row i where it lies, i * stride(0) further, if rows lie as the
+        # body reads them. Otherwise each row is copied before its step.
         value, target = source.meta["val"], one.meta["val"]
         step = value.stride(0) * value.element_size()
         if _laid(_layout(value).row(), _layout(target)):
@@ -924,6 +949,9 @@ def _loop(
             after_each.append(Move(of=body, source=output, target=out, layouts=layouts, steps=(0, step)))
     for output, of in zip(body.results[: len(first)], carried, strict=True):
         layouts = _layouts(output.meta["val"], of.like)
+        # A result in memory of the body's own goes straight into its carry. One that is an input handed on (two carries
+        # that are swapped) may be overwritten by another carry's copy, so it is saved first: all of `after_each` comes
+        # before all of `late`.
         if not body.is_given(output):
             late.append(Move(of=body, source=output, target=of, layouts=layouts))
             continue
@@ -939,6 +967,7 @@ def _loop(
     if condition is not None:
         copied: list[Memory] = []
         seen, again = _bound(condition.inputs, [*carried, *operands], copied)
+        # The table has no copies for the inputs of a condition, so it has to read carries and operands as they lie.
         if again:
             raise UnfitStepError("a condition that reads another layout")
         bounds = tuple(seen)
@@ -988,6 +1017,7 @@ class _Text:
 
     def table(self) -> _Table:
         steps, step_results = self.made.steps, self.made.made
+        # What nobody reads is of use in the step that makes it, which writes it all the same.
         last = dict(step_results)
         for n, step in enumerate(steps):
             self.needs.append(set())
@@ -999,9 +1029,12 @@ class _Text:
                     self.needs[n] |= {step_results[at]} - {n}
                 else:  # what no result needs may still be a step
                     self.inputs.setdefault(at, 1 + len(self.inputs))
+        # A body's results are copied out after its last step (`Move`), so they live until one step beyond it.
         if self.body is not None:
             last.update(dict.fromkeys(self.results, len(steps)))
         self._place(last)
+        # The arena's memory is shared by `_place`; what ATen has allocated is freed after its last reader, as in eager
+        # mode, so that a run does not need more memory than its steps one by one.
         gone: dict[int, list[Any]] = {}
         for node in self.made.by_aten:
             if node not in self.results and (after := self._over(node, last[node])) is not None:
@@ -1068,6 +1101,8 @@ class _Text:
 
     def _step(self, step: Any) -> None:
         if isinstance(step, Operation) and step.target in PRODUCTS:
+            # The result first, then the operands, then beta and alpha (of `addmm` and `baddbmm` alone), as the C
+            # functions take them.
             tensors = [self.tensor(node) for node in (*step.results, *_tensors(step))]
             scales = [float(scale) for scale in step.args[3:]] or [1.0, 1.0]
             self.words += [PRODUCT, _address(PRODUCTS[step.target]), len(tensors), *map(_bits, scales), *tensors]
@@ -1132,6 +1167,9 @@ class _Text:
         for move in moves:
             source = (0, *self.place(move.source)) if move.of is None else (1, *move.of.place(move.source))
             item, dims = _collapsed(*move.layouts)
+            # A move: whose source it is (0: the run's, 1: the body's), its buffer, offset and bytes a step; the same
+            # three of the target; bytes copied at once and the number of dims; then all sizes, all strides there and
+            # all strides here.
             words += [*source, move.steps[0], *self.place(move.target), move.steps[1], item, len(dims)]
             words += [number for which in range(3) for number in (dim[which] for dim in dims)]
         return [len(moves), len(words), *words]
@@ -1211,6 +1249,8 @@ def _collapsed(one: TensorLayout, other: TensorLayout) -> tuple[int, list[tuple[
     item = one.dtype.itemsize
     dims = [(size, a * item, b * item) for size, a, b in zip(one.sizes, one.strides, other.strides, strict=True)]
     dims = [dim for dim in dims if dim[0] > 1]
+    # Outermost first by the target's strides. Then the last dims, as far as they are dense in both layouts, are one
+    # memcpy.
     dims.sort(key=lambda dim: (-dim[2], -dim[1]))
     whole = item
     while dims and dims[-1][1] == dims[-1][2] == whole:

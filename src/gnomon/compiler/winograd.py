@@ -95,6 +95,8 @@ class WinogradForm:
         by = _of_weights(self.out)
         out = torch.zeros((-(-outputs // wide), self.places, channels, wide))
         for n in range(len(out)):  # a panel at a time: in double they are large
+            # [a, b, c, o]: window row, window column, channel, output of the panel. Below U = G g G' of each channel
+            # and output, with (i, j) the place within a tile.
             some = weight[n * wide : (n + 1) * wide].permute(2, 3, 1, 0).double()
             made = torch.einsum("ia,jb,abco->ijco", by, by, some)
             out[n, :, :, : some.shape[-1]] = made.flatten(0, 1)
@@ -129,6 +131,9 @@ def form_of(sizes: Sequence[int], outputs: int, padding: Sequence[int]) -> Winog
         return None
 
     def cost(form: WinogradForm) -> float:
+        # Both in vector products of one core: those that the tiles take, and those that fit into the time in which
+        # 4-byte weights come from memory. Weights are read once however many tiles there are, so few tiles favour the
+        # smaller form.
         tiles = sizes[0] * -(-high // form.out) * -(-wide // form.out)
         numbers = form.places * channels * outputs
         return max(tiles * numbers / this_machine().isa.lanes, 4 * numbers * VECTORS_A_BYTE)

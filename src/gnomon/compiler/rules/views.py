@@ -52,6 +52,7 @@ def t(node: Lowering, self: Any) -> Tensor:
 
 
 def unsqueeze(node: Lowering, self: Any, dim: int) -> Tensor:
+    # Read once more: `dims_of` may have divided axes of this tensor, whose dims are then others.
     tensor = _inside(node, self)
     # There is one place more than there are dims: -1 is behind the last.
     at = dim % (len(tensor.sizes) + 1)
@@ -132,6 +133,8 @@ def say_views(graph: torch.fx.Graph) -> None:
         if not all(isinstance(size, int) for size in sizes) or not isinstance(above, FakeTensor):
             continue
         node.target = UNSAFE[node.target]
+        # Run in fake mode so that the parts share the storage of `above`: whether a node is a view is read off the
+        # storages.
         with above.fake_mode:
             parts = node.target(above, *node.args[1:])
         node.meta["val"] = list(parts)

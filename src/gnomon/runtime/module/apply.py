@@ -239,6 +239,7 @@ def parts_held(
                 borrowed = _borrowed(part, sharded, lent)
                 lent |= {name: one for one in parts for name in one.by_name if name in shared}
                 yield Holding(number=number, layers=part, parts=parts, borrowed=borrowed)
+            # Counted on every rank, whoever holds the stage: numbers are those of the Program.
             number += 1
 
 
@@ -355,6 +356,7 @@ def _parameters_of(
     those that later layers borrow (shared). lent: what it borrows itself. share_slots: parts of divided layers. lies:
     as in `slots_of`."""
     mesh, here = groups.mesh, groups.here
+    # Without these axes experts are reduced over the same ranks as the rest, and stay with it.
     experts = set[str]()
     if mesh.tp * mesh.ep * mesh.etp > 1:
         experts = {
@@ -382,6 +384,7 @@ def _parameters_of(
                 zero=divided if slots else 0,
                 shard=here.along["edp"] if apart else here.shard,
                 num_shards=shards if divided else 1,
+                # Ranks that have the same elements: what ZeRO does not divide over is a copy too.
                 replicas=mesh.dp_replicate * (1 if divided else shards),
                 experts=apart,
                 away=away,
@@ -496,6 +499,8 @@ def slots_of(
                 whole=sizes,
                 offset=tuple(first for _, first in local),
                 start=start,
+                # Ranks of this mesh among which the squared norm shares the element; 0 for a tied parameter that an
+                # earlier stage counts.
                 holders=0 if name in counted else inner if whole else copies,
                 sums="" if apart else sums,
                 experts=placed_experts,
@@ -551,11 +556,13 @@ def _places(tensor: GraphTensor, home: Sharding, axes: Mapping[str, Axis], axis:
 def _local(size: int, dim: str, over: Sequence[str], axes: Mapping[str, Axis]) -> tuple[int, int]:
     """(elements of a dim on this rank, the first of them). over: axes that divide it, outermost first. PlanError for
     uneven parts."""
+    # Mixed radix: the outermost axis changes slowest.
     ways, index = 1, 0
     for name in over:
         ways, index = ways * axes[name].ranks, index * axes[name].ranks + axes[name].index
     if size % ways == 0:
         return size // ways, index * (size // ways)
+    # Fewer elements (key-value heads) than ranks: ways / size neighbours have a copy of the same one.
     if ways % size == 0:
         return 1, index // (ways // size)
     raise PlanError(
@@ -573,6 +580,7 @@ def constants(graph: Graph) -> dict[str, float]:
                 if operand.endswith((".bias", ".lora_B.weight", ".sinks")) or op.rules.begins == "zeros":
                     numbers[name] = 0.0
                 elif op.rules.begins == "ones" and not place:
+                    # The norm adds its offset to the weight (Gemma), so that together they begin as 1.
                     numbers[name] = 1.0 - _number(op, "offset", 0.0)
     return numbers
 
@@ -600,4 +608,5 @@ def beginning(values: Values | None, graph: Graph, seed: int) -> Callable[[Slot]
 
 def part_of(slot: Slot, seed: int, constant: float | None) -> Tensor:
     """This rank's part of a parameter at step 0."""
+    # Drawn whole and then cut: whatever the plan, the model begins with the same numbers.
     return slot.part(initial(slot.name, slot.whole, seed, torch.float64, constant=constant))

@@ -260,6 +260,7 @@ class BlockRun:
         given_names = frozenset(name for name in self.block.inputs if is_given(frame.values[name]))
         key = (given_names, *frame.sizes.items(), frame.compute, frame.device)
         if (line := self.lines.get(key)) is None:
+            # All at once: sizes that still come are written again, those that do not are let go.
             if len(self.lines) >= SIZES:
                 self.lines.clear()
             of = {op.site.op.path: frame.calls(op) for op in self.ops if op.site.op.captured is not None}
@@ -473,9 +474,11 @@ class Frame:
             return self._cut(op, cut)
         weight, *bias = (self._weight(op, name) for name in names)
         x = self._brought(first)
+        # Nobody wants the gradient of the batch: a matmul less in backward.
         x = x.detach() if is_given(x) else x
         gathers = any(step.kind == "all_gather" for step in first.there)
         options: dict[str, Any] = {}
+        # Kept for backward is the tensor as it lies between ops, a part; the weight gradient gathers it once more.
         if gathers and not self.owner.keep_gathered:
             options |= {"home": self.values[first.need[0]], "gather": self._gather(first)}
         exchanged = any(step.kind == "all_to_all" for step in op.leave[0])  # no sums: each part has its bias

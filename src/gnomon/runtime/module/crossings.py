@@ -89,6 +89,8 @@ def hops(graph: Graph, plan: Plan, *, by_layer: bool) -> tuple[Hop, ...]:
     first = [sum(counts[:stage]) for stage in range(len(counts))]
     listed = [
         Hop(
+            # From the last layer of one stage to the first of another: within a stage `_within` passes tensors on from
+            # layer to layer.
             source=first[transfer.source] + counts[transfer.source] - 1,
             target=first[transfer.target],
             crossings=tuple(hops_[pair] for pair in transfer.tensors),
@@ -121,6 +123,7 @@ def _within(
     read later."""
     there = dict(ends[0])
     for place in range(len(groups) - 1):
+        # A dict as an ordered set: both ends list the tensors of a message in one order.
         there |= dict.fromkeys(name for layer in groups[place] for name in writes(graph, layer).values())
         later = [layer for group in groups[place + 1 :] for layer in group]
         read_later = {name for layer in later for name in reads(layer).values()} | set(ends[1])
@@ -138,6 +141,8 @@ def _crossings(graph: Graph) -> dict[str, Crossing]:
     out: dict[str, Crossing] = {}
     for layer in graph.layers():
         block = graph.block(layer.call.block)
+        # What the layer reads and nothing trained went into: equal layers differ in it, as the first one reads the
+        # batch.
         still = tuple(own for own, name in reads(layer).items() if name not in trained)
         key = (block.name, still)
         if key not in known:

@@ -94,6 +94,9 @@ def run(x: Tensor, todo: Sequence[Move], *, own: bool = False, sizes: Mapping[st
             first = x.movedim(step.dim, 0).contiguous()
             gathers = step.kind == "all_gather"
             rows = first.shape[0] * n if gathers else first.shape[0] // n
+            # Positions that ranks hold, rank after rank (None where they lie so already). A gather brings them in this
+            # order and is sorted back; what is scattered is first put into it. The smaller of the two numbers of rows
+            # is a rank's own.
             positions = (
                 None if step.axis.order == "contiguous" else step.axis.all_positions(min(rows, len(first)), x.device)
             )

@@ -123,6 +123,8 @@ class Keeper:
         for name, root in self.decided.anchors.items():
             if root not in self.hosts and self.rules.actions.get(root) == "offload":
                 self.hosts[root] = _to_host(self.values[name][0])
+        # Kept is what ops that are run again start from, unless it is on the host; a tensor that is no such anchor has
+        # the root "".
         self.values = {
             name: x for name, x in self.values.items() if self.decided.anchors.get(name, "") not in self._far
         }
@@ -179,6 +181,7 @@ class Keeper:
         self.shapes[name] = _geometry(x), x.requires_grad
 
     def _pack(self, x: Tensor) -> _Saved:
+        # Detached: the graph must not hold itself through what it saves.
         saved = _Saved(x.detach(), (self.op, self.order), _geometry(x))
         self.order += 1
         self.saved.append(saved)
@@ -258,6 +261,7 @@ class Keeper:
         assert frame is not None and decided is not None
         # Leaves, with the same wish for gradients as in forward, or ops would save other things.
         values = {name: x.detach().requires_grad_(wants) for name, (x, wants) in self.values.items()}
+        # Those whose storage went to the host.
         for name in decided.anchors.keys() - values.keys():
             geometry, wants = self.shapes[name]
             values[name] = _looked(self._back(decided.anchors[name]), geometry).detach().requires_grad_(wants)

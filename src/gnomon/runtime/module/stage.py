@@ -314,6 +314,8 @@ def _state_names(graph: Graph, layers: Sequence[Layer]) -> frozenset[str]:
 
 def _alike(packing: Packing | None) -> Hashable:
     """What microbatches have in common that keep the same tensors."""
+    # Decisions on what is kept are made once for microbatches that are alike: the same ops then save the same tensors
+    # in the same order.
     if packing is None or packing.parts is None:
         return packing is None
     return tuple((part.tokens, part.is_chunk, bool(part.ranks)) for part in packing.parts)

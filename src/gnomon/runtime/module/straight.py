@@ -46,6 +46,8 @@ def straight(
         aten_calls = calls.get(op.site.op.path)
         plain = not op.no_grad and op.stays and of_batch.isdisjoint(op.site.op.inputs)
         tensors = (op.site.block.tensor(x) for x in op.inputs if isinstance(x, str))
+        # As `captured` decides when it runs: what comes of the batch alone needs no gradient, and what a parameter went
+        # into does.
         if any(tensor.kind == "parameter" for tensor in tensors) or not trained.isdisjoint(op.site.op.inputs):
             trained.update(op.site.op.outputs)
         elif not of_batch.isdisjoint(op.site.op.inputs):
@@ -127,6 +129,7 @@ class _Text:
             if where[name] != f"v[{name!r}]":  # an input that is handed on
                 self.line(f"v[{name!r}] = {where[name]}")
         inner += [local for local in where.values() if local.startswith("p")]
+        # Locals of the function would hold their tensors until the end of the block.
         if inner:
             self.line(f"del {', '.join(dict.fromkeys(inner))}")
         return True
@@ -150,6 +153,7 @@ class _Text:
             return f"[{', '.join(self._written(inner, where) for inner in x)}]"
         if x is None or isinstance(x, (bool, int)):
             return repr(x)
+        # Floats too: inf and nan have no literal.
         return self.name(x)
 
 

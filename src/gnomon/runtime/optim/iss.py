@@ -46,16 +46,20 @@ class Iss:
             _scale(parameters, layer, factors[layer.recurrent])
         if self.step == self.freeze_at:
             self.stay = {layer.recurrent: factors[layer.recurrent] > 0 for layer in layers}
+        # `updated` is then the master copy, and the next forward reads the shard.
         if parameters.master is not None:
             parameters.shard.copy_(parameters.master)
 
     def _factors(self, parameters: Parameters, layer: LstmLayer, lr: float) -> Tensor:
         """(hidden,) what each component is multiplied by."""
         if (stay := self.stay.get(layer.recurrent)) is not None:
+            # 1 or 0 from here on: nothing shrinks any more, and the update cannot bring back what was removed.
             return stay.to(updated(parameters).dtype)
         norms = component_norms(parameters, layer)
         least = self.settings.threshold if self.step == self.freeze_at else 0.0
         shrunk = (1 - lr * self.settings.decay / norms.clamp(min=1e-30)).clamp(min=0)
+        # norms * shrunk is the norm after the step: at the settling step what is below the threshold goes, before it
+        # only what has reached 0.
         shrunk = torch.where(norms * shrunk > least, shrunk, 0.0)
         if not bool((shrunk > 0).any()):
             shrunk[norms.argmax()] = 1.0

@@ -46,6 +46,7 @@ class LearningRate:
     def factor(self, step: int) -> float:
         """The factor on the learning rate at step 0, 1, 2 …; past the last step it stays."""
         if step < self.warmup_steps:
+            # The first step already moves, and the last of the warm-up has the full rate.
             return (step + 1) / self.warmup_steps
         if self.shape == "constant":
             return 1.0

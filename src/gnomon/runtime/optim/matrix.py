@@ -123,6 +123,8 @@ def adafactor(
     ranks.add_up(sums, parameters.slots)
     for slot, (low, high) in parameters.pieces():
         _move(moments[slot.name], grads[low:high], sums, slot, change)
+    # Updates are made twice, here for their length over all ranks and below to be applied: kept in between, those of
+    # all parameters would be as large as the gradients.
     lengths = _Sums(parameters.slots, dtype, target.device, only_own=True)
     for slot, (low, high) in parameters.pieces():
         share = 1 / slot.copies if ranks.inner is not None else 1.0
@@ -225,6 +227,8 @@ def _places(slot: Slot, device: torch.device) -> tuple[Tensor, Tensor]:
     assert slot.split is not None
     many, rows = slot.split
     found = []
+    # Dims [0, many) count matrices, [many, rows) are rows, the others columns. `at` numbers all rows (or columns) of a
+    # whole matrix; what is left after the cuts are the numbers of this rank's.
     for part in (slice(many, rows), slice(rows, None)):
         at = torch.arange(math.prod(slot.whole[part])).view(slot.whole[part])
         for dim, (first, length) in enumerate(zip(slot.offset[part], slot.shape[part], strict=True)):
@@ -263,6 +267,8 @@ def muon(
     elif ranks.shards is None:
         assert parameters.mine == (0, parameters.size), "a shard of its own without ranks that have the others"
     pieces = dict[str, Range]((slot.name, piece) for slot, piece in chosen)
+    # `_orthogonal` gathers over the inner group: all its ranks come to it for the same matrices in the same order, even
+    # those whose own shard has no element of one.
     for slot in parameters.slots if ranks.differ else [slot for slot, _ in chosen]:
         if slot.name not in pieces and not (slot.places and is_orthogonal(slot)):
             continue

@@ -63,6 +63,7 @@ class NxmAdmm:
         """Adds rho (W - Z + U) to the gradient; once the pattern is fixed, what is outside has none."""
         self.steps[id(parameters)] += 1
         w, grads = updated(parameters), parameters.my_grad()
+        # Drawn more and more until the pattern is fixed, so that little is lost when it is.
         rho = self.settings.rho * min(1.0, self.steps[id(parameters)] / self.mask_at)
         for one in self.matrices[id(parameters)]:
             at = slice(one.slot.start, one.slot.stop)

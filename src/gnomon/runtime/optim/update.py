@@ -90,6 +90,7 @@ class Update:
         target = parameters.shard.to(parameters.device) if parameters.master is None else parameters.master
         grads = parameters.my_grad()
         by = scale.to(grads.dtype) if isinstance(scale, Tensor) else None if scale == 1.0 else scale
+        # These look at whole matrices, so all gradients are scaled before the first of them.
         if self.kind in MATRIX_RULES:
             if by is not None:
                 grads.mul_(by)
@@ -147,6 +148,7 @@ def _adam(fused: Callable[..., None]) -> Rule:
 def _sgd(
     p: Tensor, g: Tensor, m: Tensor | None, v: Tensor | None, s: AdamWSettings, lr: float, decay: float, steps: int
 ) -> None:
+    # is_first_step sets the buffer to the gradient; a buffer that begins at 0, without dampening, comes to the same.
     torch._fused_sgd_(
         [p], [g], [] if m is None else [m], weight_decay=decay, momentum=0.0 if m is None else s.momentum, lr=lr,
         dampening=0.0, nesterov=False, maximize=False, is_first_step=False,

@@ -60,6 +60,7 @@ class Rounded:
             at = slice(slot.start, slot.stop)
             if parameters.master is None:
                 exact = own[slot.name] = parameters.shard[at].clone() if slot.name not in own else own[slot.name]
+                # The shard has the exact numbers here: `before` put them back, and the update has changed them.
                 exact.copy_(parameters.shard[at])
             else:
                 exact = parameters.master[at]

@@ -96,6 +96,8 @@ def _counted(pairs: Iterable[tuple[_Of, Fraction]]) -> Counter[_Of]:
     sums = dict[_Of, Fraction]()
     for what, share in pairs:
         sums[what] = sums.get(what, Fraction(0)) + share
+    # Parts that do not make a whole count as none, and whatever goes beyond one as the next number: both then differ
+    # from the plan's.
     return Counter({what: math.ceil(total) if total > 1 else math.floor(total) for what, total in sums.items()})
 
 
@@ -254,6 +256,8 @@ def waits_for_ever(structure: Structure) -> str:
                     break
                 moved |= not issued[row]
                 issued[row] = True
+                # Issued, so that its partners can go on, but the rank stays at it: the compute stream waits for its
+                # end.
                 if compute[row] and not over(row):
                     break
                 heads[cls] += 1

@@ -128,6 +128,7 @@ class Compute:
         module.unit, module.routings = unit, self.routings.setdefault(unit, {})
         batch, packing = self.feed.of_unit(unit), self.feed.packing_of(unit)
         recorder = self.buffers.recorder
+        # Rows cut to the longest of their microbatch keep other amounts each time, so nothing is known of the next one.
         known = self._alike(stage, unit) in self._resident and LENGTHS not in self.feed.batch
         if recorder is None or not recorder.memory or known or not torch.is_grad_enabled():
             plain: dict[str, Tensor] = module(entered, batch, packing)
@@ -176,6 +177,7 @@ class Compute:
         """Puts what a stage made where later ones read it, and adds up its losses."""
         module = self.stages[stage]
         for result in module.results:
+            # Losses are added up over all ranks: of those that compute the same one each reports a share.
             self.loss += outputs[result].detach().double() / self.feed.counted / module.copies[result]
         for hop in module.leaves:
             handed = tuple(outputs[crossing.name].detach() for crossing in hop.crossings)
@@ -242,6 +244,7 @@ class Compute:
         return begins
 
     def _go_back(self, stage: int, unit: int, begins: Sequence[tuple[GradientEdge, Tensor]]) -> None:
+        # Layers that are computed again in backward read where this microbatch's rows went, not the last one's.
         self.stages[stage].routings = self.routings.setdefault(unit, {})
         if begins:
             torch.autograd.backward([edge for edge, _ in begins], [grad for _, grad in begins])
@@ -251,6 +254,7 @@ class Compute:
         ends = dict[Name, tuple[Tensor, ...]]()
         for hop in self.stages[stage].enters:
             leaves = [saved.entered[crossing.name] for crossing in hop.trained]
+            # Zeros where nothing came: the stage before waits for a message of this size.
             back = tuple(torch.zeros_like(x) if x.grad is None else x.grad for x in leaves)
             ends[hop.gradient, hop.source, unit] = back
         return ends

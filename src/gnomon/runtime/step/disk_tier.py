@@ -46,10 +46,13 @@ class _Files:
 
     def __init__(self, trace: TierTrace, folder: Path, capacity: float) -> None:
         self.trace, self.room = trace, capacity - trace.inside
+        # Two words at least: the count stands in the first and in the last, so that a file of which half was written
+        # shows.
         self.words = [max(2, -(-int(tensor.nbytes) // WORD)) for tensor in trace.tensors]
         self.files = [os.open(folder / f"{i}", os.O_CREAT | os.O_RDWR) for i in range(len(trace.tensors))]
         self.memory: dict[int, Bytes] = {}
         self.used = self.most = self.read_bytes = self.written_bytes = 0.0
+        # One thread each way: files are read and written in the order in which the migration says so.
         self.free, self.ends = Condition(), False
         self.reader, self.writer = ThreadPoolExecutor(1, "read"), ThreadPoolExecutor(1, "write")
         self.coming: dict[int, Future[None]] = {}
@@ -102,6 +105,7 @@ class _Files:
         written = self.going.get(number)
 
         def work() -> None:
+            # What is written is read back only once it is on the disk.
             if written is not None:
                 written.result()
             array = self._take(number)

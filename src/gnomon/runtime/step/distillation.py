@@ -163,6 +163,8 @@ class Distillation:
         assert seen.logits is not None and expected.logits is not None and seen.norms is not None
         kl = self._kl_loss(seen.logits, expected.logits, counts)
         own = 1.0 if self.teaching.added else 1 - self.teaching.share
+        # All terms are sums over tokens that count, as the student's own loss: one division by their number
+        # (`loss_grad`) is that of all.
         loss = own * outputs[self.student_hooks.loss] + self.teaching.share * kl
         for place, other in self.pairs.items() if self.teaching.hidden else ():
             mine, target = seen.hidden[place], expected.hidden[other]
@@ -209,6 +211,8 @@ class Distillation:
                 (ascent,) = torch.autograd.grad(kl, shift)
             finally:
                 self.stage.tape.aside = None
+            # Steps of radius / rounds reach the ball's edge in as many rounds; what goes beyond is put back onto it
+            # below.
             moved = shift.detach() + radius / settings.rounds * functional.normalize(ascent, dim=-1)
             shift = moved * (radius / moved.norm(dim=-1, keepdim=True).clamp_(min=1e-12)).clamp_(max=1.0)
         expected: Tensor | None = clean.logits

@@ -168,6 +168,8 @@ class Parts:
 
         def send() -> None:
             if part == 0:
+                # On the lane, too: ranks tell each other numbers of rows by the group that rows go through, and both
+                # need one order on all ranks.
                 self._route(layer, here, unit)
             assert here.sent is not None
             share = here.shares[part]
@@ -188,6 +190,7 @@ class Parts:
         here.routing = frame.route(layer.op, indices)
         here.shares = shared_out(here.routing, self.parts)
         rows = rows_of(tokens, here.routing.order, here.routing.topk, here.routing.real)
+        # Autograd is cut at the exchanges: this is where the dispatch's backward enters again, once all parts are back.
         here.edge = get_gradient_edge(rows) if rows.requires_grad else None
         here.sent = rows.detach()
 
@@ -223,6 +226,7 @@ class Parts:
             for earlier in range(self.parts - 1):
                 self.compute.buffers.wait((f"{MADE}.{earlier}", stage, unit))
             assert here.home is not None and here.routing is not None
+            # A leaf: backward of the combine ends here, and `_combine_back` sends its gradient on part by part.
             entered = {**here.entered, layer.results: here.home.requires_grad_()}
             module.unit, module.routings = unit, {layer.results: replace(here.routing, home=True)}
             outputs = module(entered, self.compute.feed.of_unit(unit), self.compute.feed.packing_of(unit))
@@ -237,6 +241,8 @@ class Parts:
     def _combine_back(self, stage: int, unit: int) -> None:
         layer, part = self.layers[stage], self._next(BACKWARD[COMBINE], stage, unit)
         here = self.under_way[layer.dispatch, unit]
+        # The first part goes back through the whole combine; later ones find its gradient, as the lane keeps their
+        # order.
         begins = self.compute.begins(stage, unit) if part == 0 else []
 
         def send() -> None:

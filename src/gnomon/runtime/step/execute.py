@@ -359,6 +359,7 @@ class Executor:
             self._do_timed(chosen, recorder)
         self.buffers.wait_sent()
         if self.watchdog is not None:
+            # Between steps no row is waited in.
             self.watchdog.row = -1
         if recorder is not None:
             self._hold(recorder)

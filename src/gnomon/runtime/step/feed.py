@@ -44,6 +44,7 @@ class Feed:
         self.shared_seq = Axis(ranks=mesh.cp, index=groups.here.along["cp"], order=plan.layout.context_order)
         """How ranks of cp share sequences out."""
         ways = mesh.cp * (mesh.tp if plan.layout.sequence_parallel else 1)
+        # In zig-zag order a rank has a piece from either end of the sequence.
         halves = 2 if mesh.cp > 1 and plan.layout.context_order == "zigzag" else 1
         if workload.seq_len % ways or workload.seq_len % (mesh.cp * halves):
             raise PlanError(

@@ -70,9 +70,12 @@ class Copies:
             return Arriving(target, None)
         while len(self._under_way) >= AHEAD:
             self._under_way.popleft().synchronize()
+        # What computes `source` was launched before, and may not have run yet.
         self._down.wait_stream(torch.cuda.current_stream(self.device))
         with torch.cuda.stream(self._down):
             target.copy_(source, non_blocking=True)
+        # Torch's allocator must not give the memory to another tensor before this stream has read it, though the caller
+        # drops it now.
         source.record_stream(self._down)
         event = self._down.record_event()
         self._under_way.append(event)

@@ -94,6 +94,8 @@ def levels(
     for (name, stage, _), tensors in buffers.tensors.items():
         local = stage in stages and not name.startswith("D")
         values["activations" if local else "communication"] += _nbytes(*tensors)
+    # What a reduction still reads is a gradient (G; GS of a shard), all else that is held for a communication is its
+    # own.
     for (name, *_), under_way in buffers.arriving.items():
         values["gradients" if name in ("G", "GS") else "communication"] += _nbytes(*under_way.holds)
     for under_way in buffers.leaving.values():

@@ -57,5 +57,6 @@ class RouterBias:
             first = parameters.mine[0] + low - slot.start
             offset = (self.rate * torch.sign(counts.mean() - counts))[first : first + high - low]
             target[low:high] += offset.to(target.dtype)
+            # The next forward reads the shard, which an update would have rounded from the master copy before.
             if target is not parameters.shard:
                 parameters.shard[low:high] = target[low:high].to(parameters.shard.dtype)

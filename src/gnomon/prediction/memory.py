@@ -195,6 +195,7 @@ def rank_memory(structure: Structure, pricing: Pricing) -> tuple[tuple[RankMemor
         classes = _bytes_during(program, changes, low, row)
         kind, unit = program.kinds[program.kind[row]].name, int(program.unit[row])
         moment = _WORDS.get(kind, kind.lower()) + (f" of unit {unit}" if unit >= 0 else "")
+        # The fullest row of what is needed may be another one than `row`.
         early = int(during[row] - needed[low:high].max())
         copies = {pricing.blocks[b][0] for b in program.stage[low:high][is_copy[low:high]].tolist()}
         absent = unmade.get(row, 0.0)
@@ -221,6 +222,7 @@ class HeldMoves:
 
     def during(self, rows: int) -> NDArray[np.float64]:
         """[rows] bytes held while each row runs, in order of issue."""
+        # total: bytes that a row adds in all. ends: what of it happens at its end only, mostly frees (negative).
         total = np.bincount(self.row, self.bytes, rows).astype(float)
         # A running sum over rows in order of issue. What is freed at a row's end is still held during it.
         ends = np.bincount(self.row, np.where(self.at_start, 0.0, self.bytes), rows)
@@ -260,6 +262,7 @@ def held_moves(structure: Structure, pricing: Pricing, sizes: Mapping[str, float
     # Input gradients free what weight gradients do not read; the rest (`deferred`) goes with W.
     if pricing.stack.gradients.split_backward_frees and len(first):
         deferred = np.array([_deferred(pricing, block) for block in range(program.num_stages)])
+        # The W frees only what was deferred; the rest is freed at the end of the I, as one move more.
         late = moved("S", "W")
         size[late] = -deferred[program.stage[row[late]]]
         whole = np.array([sizes[f"{block}S"] for block in range(program.num_stages)])
@@ -340,7 +343,9 @@ def _deferred(pricing: Pricing, block: int) -> float:
 
 def _bytes_during(program: Program, changes: HeldMoves, first: int, row: int) -> dict[tuple[str, int], float]:
     """Bytes of each (class of buffer, stage) during `row`, of the rank class whose rows begin at `first`."""
+    # The same moment as `HeldMoves.during`: all of earlier rows of the class, and of `row` only what is at its start.
     mine = (changes.row >= first) & ((changes.row < row) | ((changes.row == row) & changes.at_start))
+    # One number for (class of buffer, stage), so that one bincount sums them all.
     key = changes.buffer[mine] * program.num_stages + program.stage[changes.row[mine]]
     total = np.bincount(key, changes.bytes[mine], len(program.buffers) * program.num_stages)
     names = [buffer.name for buffer in program.buffers]
@@ -381,12 +386,14 @@ def _rank(
     if pricing.turns is not None:
         by_class["gradients"] += sum(pricing.turns.parked_bytes(stage) for stage in here)
     by_class["parameters"] += total("P")
+    # These gradients come and go as buffers G and GS, so that what stays between steps is none of them.
     if is_streamed(pricing) or (pricing.stack.gradients.bucketed is False and pricing.plan.optimizer.zero >= 2):
         by_class["gradients"] = 0
     by_class["gradients"] += total("G", "GS")
     # Logits are kept with activations but reported apart: their share of what each stage keeps.
     logits = int(
         sum(
+            # size / S: microbatches that are kept at the moment, each with its logits.
             size / sizes[f"{block}S"] * logits_bytes(pricing, block)
             for (name, block), size in by_buffer.items()
             if name in ("S", "SC") and sizes[f"{block}S"]
@@ -421,6 +428,7 @@ def _rank(
             early=early,
         )
 
+    # Placed anew below if pages leave: what the allocator reserves follows from what is allocated.
     placement, paged = place(allocated), 0
     if pricing.plan.optimizer.paged:  # pages go to the host where a kernel or the allocator asks for room
         paged = min(by_class["states"], max(0, placement.usual_bytes - device.memory_bytes))
@@ -471,13 +479,14 @@ def _resident_batch_bytes(pricing: Pricing, stage: StagePrice) -> int:
 
 
 def _static_bytes(pricing: Pricing, stage: StagePrice, device_blocks: frozenset[int]) -> dict[str, int]:
-    """Bytes that stay between steps, by class. kept: blocks whose optimizer stays on the device."""
+    """Bytes that stay between steps, by class. device_blocks: blocks whose optimizer stays on the device."""
     sizes = stage.static_bytes()
     if pricing.costs is not None:
         sizes["states"] += load_late("gnomon.prediction.method_costs:kept_bytes")(pricing.costs, stage)
         sizes["parameters"] += pricing.teacher_bytes
     if device_blocks:
         number = next(i for i, other in enumerate(pricing.stages) if other is stage)
+        # Sizes as if nothing were offloaded; `share` of them belongs to blocks whose update is on the device.
         here = replace(stage.plan, optimizer=replace(stage.plan.optimizer, offload=None))
         whole, share = replace(stage, plan=here).static_bytes(), on_device(pricing, number, device_blocks)
         sizes |= {name: round(whole[name] * share) for name in ("master", "states")}
@@ -541,8 +550,8 @@ def buffer_sizes(pricing: Pricing, device_blocks: frozenset[int] = frozenset()) 
     S is what the layers behind a stage keep; X, Y, DX, DY and skips (SKIP_0_2) what stages send each other. P and G
     are what comes and goes under ZeRO: the gathered parameters and whole gradients of a block at stage 3, two
     buckets of gradients at stage 2; without buckets all gradients of a stage, and GS the shards of stages 2 and 3.
-    What stays between steps is counted apart (0 here), and so is the host's memory (GH, GT, PH). kept: where gradients
-    stream to the host, the blocks whose update is on the device.
+    What stays between steps is counted apart (0 here), and so is the host's memory (GH, GT, PH).
+    device_blocks: where gradients stream to the host, the blocks whose update is on the device.
     """
     # Names: S kept, X input, Y output, DX and DY their gradients, P gathered parameters, G whole gradients, GS shards.
     sizes: dict[str, float] = {name: 0.0 for name in _NO_BYTES}
@@ -550,6 +559,7 @@ def buffer_sizes(pricing: Pricing, device_blocks: frozenset[int] = frozenset()) 
     travelling = [(name, part) for name in TRAVEL for part in range(parts_of)] if parts_of > 1 else []
     sizes |= {f"{name}.{part}": 0.0 for name, part in travelling}
     for source, target in pricing.messages.sent:
+        # Messages to the next stage are its X and the sender's Y; only those that skip stages are buffers of their own.
         if target != source + 1:
             size = float(pricing.messages.bytes_of((source, target)))
             sizes |= {f"SKIP_{source}_{target}": size, f"DSKIP_{source}_{target}": size}

@@ -264,6 +264,7 @@ class TimedPlan:
         check_methods(plan, graph=graph)
         kernels, assumed, stack = kernels_of(stack, cpu=on_cpu(machines))
         assumed += beyond_lines(stack, plan) + expert_lines(stack, graph, plan)
+        # What is shown is the plan as it was stated; what is priced is how this runtime follows it.
         stated_plan, plan = plan, own_runtime.followed(plan) if stack.name == own_runtime.NAME else plan
         if has_rows(plan):
             cut = taken_apart(plan, graph)
@@ -472,6 +473,8 @@ def _replicas(plan: Plan, workers: tuple[tuple[StagePrice, ...], ...]) -> tuple[
             if ranks[first] in prices:  # one with a share of 0 has none
                 mine.append(prices[ranks[first]])
         if len(mine) == len(workers):
+            # Workers of one kind share one price, so identities tell kinds of replica apart without comparing what they
+            # hold.
             replicas.setdefault(tuple(map(id, mine)), tuple(mine))
     return tuple(replicas.values())
 
@@ -531,6 +534,7 @@ def _of_rows(
         )
     else:
         blocks = tuple((stage, -1) for stage in range(plan.num_stages))
+    # How many ranks a class has changes no row: it is left out of what the Program is kept by, and filled in after.
     shared = _validated(replace(outlined, counts=()), messages)
     return replace(shared, program=replace(shared.program, counts=outlined.counts)), blocks
 
@@ -660,7 +664,7 @@ def _model_flops(
     fraction_alone: float = 0.0,
 ) -> float:
     """Matrix FLOPs of a step, all devices; plans of one model and batch share them. causal: how attention under a
-    causal mask is counted. alone: share of tokens that go to one of their two experts."""
+    causal mask is counted. fraction_alone: share of tokens that go to one of their two experts."""
     setting = Setting(sizes={"batch": batch, "seq": seq, **dict(sizes)}, dtypes=BF16, causal_flops=causal)
     whole = float(graph_work(graph, kernels, setting).total.matmul_flops)
     if not fraction_alone:

@@ -165,6 +165,7 @@ class StagePrice:
                     if name not in seen:
                         seen.add(name)
                         count = int(price.sharded.local_elements[tensor.name])
+                        # ZeRO divides the two over other groups of ranks (`shard_ranks`), so they are counted apart.
                         dense, routed = (dense, routed + count) if tensor.name in experts else (dense + count, routed)
         return dense, routed
 
@@ -220,6 +221,7 @@ class StagePrice:
         """Bytes that stay on a rank of one expert of each layer (FlexMoE's replicas); 0 without experts on ranks."""
         if not self.plan.experts.placement:
             return 0
+        # Each kind of state is divided from its ZeRO stage on: `first`.
         ways, zero = shard_ranks(self.mesh, experts=True), self.plan.optimizer.zero
         rows = self.plan.experts.placement
         mean = sum(map(len, rows)) / len(rows) / self.mesh.ep  # slots of a layer on a rank
@@ -468,6 +470,7 @@ def stage_prices(
         )
         for (device, part), members in workers.items()
     ]
+    # The slowest first: callers that want one worker of a stage take the first (`stages_of`).
     return tuple(sorted(prices, key=_seconds, reverse=True)) if len(prices) > 1 else tuple(prices)
 
 
@@ -562,6 +565,7 @@ def _stage_price(
         name, no_grad, saved, low = alike
         block = graph.block(name)
         parts = pieces if block.does("attends") else ()
+        # The key holds all that a price follows from and nothing of the stage's number, so that stages share prices.
         key = known, tuple(links.items()), name, no_grad, saved, low, parts
         if key not in planned.prices:
             inside, among = _inside(block, mesh, links)
@@ -661,5 +665,6 @@ def _groups(mesh: Mesh, experts: bool) -> tuple[tuple[str, NDArray[np.int64]], .
             continue
         groups = views[view].groups(*axes)
         if groups.shape[1] > 1:
+            # [groups, ranks]: a group of one rank sends nothing, so it gets no link.
             named.append((name, groups))
     return tuple(named)

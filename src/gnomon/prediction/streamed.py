@@ -52,7 +52,7 @@ def gradient_sizes(
     pricing: Pricing, stage: StagePrice, layer: LayerPrice, reduced_bytes: int, *, is_saved: bool
 ) -> tuple[float, float]:
     """Bytes of (whole gradients, their shard) of a layer. reduced_bytes: of what its ranks reduce and scatter; 0 for a
-    rank that has none to do it with. kept: its update is on the device."""
+    rank that has none to do it with. is_saved: its update is on the device."""
     precision, zero = pricing.plan.precision, pricing.plan.optimizer.zero
     offload = pricing.plan.optimizer.offload
     summed = offload is not None and offload.accumulate == "device"

@@ -79,12 +79,13 @@ class Bend:
             raise InputError("bend: factors must be from 0.5 to 2")
 
     def logs(self, ranks: tuple[int, ...], n: int, above: float, up_to: float) -> tuple[Line, Line]:
-        # One list of factors holds for all groups; several are interpolated over log2 of the group's size, size by
-        # size.
         """(logs of sizes, logs of factors) for a group of n, above and up to given sizes (0 and inf: no limit). Where
         there is none the factor fades to 1; of large buffers only from above 1, so that a byte gets no dearer."""
+        # Factors are kept as logarithms, so that lines between them multiply instead of add.
         log_n, known = math.log2(n), np.log2(ranks)
         lists = np.log(self.over)
+        # One list of factors holds for all groups; several are interpolated over log2 of the group's size, size by
+        # size.
         factors = lists[0] if len(lists) == 1 else np.array([np.interp(log_n, known, column) for column in lists.T])
         sizes = np.log(self.at_bytes)
         # Where the formula of one protocol ends (`above`, `up_to`) the bend ends with it; elsewhere it fades to factor
@@ -93,6 +94,7 @@ class Bend:
         low, high = np.log(ends).tolist()
         if low >= high:
             return (low,), (0.0,)
+        # Knots at or beyond an end are replaced by the end itself.
         inner = (sizes > low) & (sizes < high)
         # At an open end of large buffers min(0, …): the factor may fade down to 1 but not up, or a byte more would take
         # less.
@@ -409,7 +411,7 @@ def bound_seconds(kind: str, nbytes: Any, link: AxisLink) -> Any:
 
     A group in one node: bytes that each device must send (half of them where switches add up). Between nodes: bytes
     that must leave a node.
-    # Between nodes only bytes that leave a node count; what moves inside can hide next to it.
+    What moves inside the nodes meanwhile can hide next to that.
     """
     known = _known(kind)
     traffic = _inside_traffic(known, link) if link.nodes == 1 else _least_out(known, link)
@@ -532,6 +534,7 @@ def _inside_s_per_byte(row: AcrossFit, kind: CollectiveKind, link: AxisLink) -> 
     else:
         # Direct: of a rank's buffer the parts for the k - 1 peers of its node stay inside.
         traffic = (k - 1) / link.ranks
+    # Only the share of the peak: start and ramp are those of the algorithm between nodes.
     _, share, _ = _rows(collective_fits().inside, inner, link)[0].at(k)
     return traffic / (link.inside_bytes_per_s * share)
 
@@ -545,6 +548,7 @@ def _inside_traffic(kind: CollectiveKind, link: AxisLink) -> float:
     if kind == "all_reduce":
         # Ring all-reduce: reduce-scatter and all-gather, (n - 1)/n of the buffer each.
         ring = 2 * (n - 1) / n
+        # With 2 ranks the ring sends less than the switch, (n + 1)/n, and is taken.
         return min(ring, (n + 1) / n) if link.switch_sums else ring
     return 1.0 if kind in ("broadcast", "send_recv") else (n - 1) / n
 
@@ -589,6 +593,7 @@ def _rows(fits: tuple[F, ...], kind: CollectiveKind, link: AxisLink) -> tuple[F,
     """Rows for the link by its name, else by its kind; those for its generation before those for all."""
     across = isinstance(fits[0], AcrossFit)
     name, family = (link.across_name, link.across_kind) if across else (link.inside_name, link.inside_kind)
+    # The first pair with any row wins; rows of several pairs are never mixed.
     for link_name in (name, family):
         for arch in (link.arch, ""):
             matching = tuple(

@@ -226,6 +226,7 @@ class CudnnRelease:
 def release_number(release: str) -> int:
     """Orders releases: `9.13` and `9.13.1` are 913."""
     major, minor = release.split(".")[:2]
+    # A patch release is left out: speeds are kept by minor release.
     return int(major) * 100 + int(minor)
 
 
@@ -368,8 +369,8 @@ def curves_for(device: Device, *, attention: AttentionKernel | None = None) -> C
         attention=rows,
         stream=streams,
         assumptions=tuple(dict.fromkeys(assumptions)),
-        # Fails here, at once, rather than at the first op that needs the kernel.
     )
+    # Fails here, at once, rather than at the first op that needs the kernel.
     curves.attention_for("forward", 128)
     return curves
 
@@ -478,6 +479,7 @@ def _gemm_rows(device: Device, file: CurveFile, generic: CurveFile, assumptions:
     """A row for each dtype that the device has a peak for; those without data reach the share of peak of bf16. fp64 is
     a plan's own wish for small products (`experts.router_dtype`), of which no file has data: who asks for it says
     so."""
+    # "bf16" stands for fp16 too (`gemm_dtype`), so a device with either has that row.
     rows, borrowed = [], []
     base = _own(file.gemm, device, lambda row: row.dtype == "bf16") or generic.gemm[0]
     for dtype in ("bf16", "tf32", "fp32", "fp32_matrix", "fp8", "fp4", "int8", "fp64"):
@@ -505,6 +507,7 @@ def _attention_rows(
     if not any(row.kernel == "flash2" for row in rows):
         if file.measured:
             assumptions.append(f"no data on FlashAttention-2 for {device.arch}: generic curve")
+        # FlashAttention-2 is what `curves_with` falls back on, so a generation without it gets the generic one.
         rows += generic.attention
     return tuple(sorted(rows, key=lambda row: (row.kernel, row.direction, row.head_dim)))
 

@@ -209,6 +209,7 @@ def grad_seconds(
     """
     work = grad_work(grad, block, setting)
     if grad.phase == "accumulate":
+        # k gradients of one tensor need k - 1 sums.
         adds = len(grad.reads) - 1  # autograd adds gradients up in pairs: two read, one written
         size = work.write_bytes
         return OpPrice(

@@ -65,6 +65,8 @@ def dependencies(program: Program) -> Dependencies:
     table = effect_table(program)
     lane = lanes(program)
     out = _Collector(lane)
+    # The common lives are settled first and their entries filled in at once; `rest` holds what only a history settles.
+    # The edges of both go into one collector.
     alloc, release, rest = _handed_over(program, table, out)
     history = _History(program, table, rest)
     opened = alloc.copy()
@@ -86,6 +88,7 @@ def dependencies(program: Program) -> Dependencies:
 
 def lanes(program: Program) -> NDArray[np.int32]:
     """Lane of each row: one per (rank class, stream)."""
+    # Streams of the same name on ranks of two classes are two lanes.
     lane = program.stream.astype(np.int32)
     for cls in range(program.num_classes):
         lane[int(program.class_ptr[cls]) : int(program.class_ptr[cls + 1])] += np.int32(cls * len(program.streams))
@@ -120,6 +123,7 @@ class _Collector:
 
     def last_readers(self, reader: Longs, writer: Longs) -> tuple[Longs, Longs]:
         """Keeps of the edges from readers on one stream to a writer only the last."""
+        # Rows are negated so that the last reader is the smallest.
         keep = self._ends_of_runs(writer, self.lane[reader], -reader)
         return reader[keep], writer[keep]
 
@@ -149,6 +153,7 @@ def _handed_over(program: Program, table: EffectTable, out: _Collector) -> tuple
     alloc, release = np.zeros(size, bool), np.zeros(size, bool)
     first, length = _segments(table)
     kind = table.buffer_class(table.buffer[first])
+    # With several slots the next write takes another slot, so a write does not wait for this version's end.
     plain = np.array([b.lifetime in ("action", "step") and b.slots == 1 for b in program.buffers], bool)[kind]
     # Entries of a buffer lie together, in issue order (`_segments`): a pair is its first entry and the one after.
     pair = first[plain & (length == 2)]
@@ -246,6 +251,7 @@ class _History:
         size = len(flag)
         index = np.where(flag, np.arange(size), size)
         following = np.full(size, size, np.int64)
+        # A running minimum from the end; [:0:-1] leaves out the first item, so that no entry is its own successor.
         following[:-1] = np.minimum.accumulate(index[:0:-1])[::-1]
         following[following >= self.ends] = -1
         return following
@@ -346,6 +352,7 @@ def _several_slots(h: _History, buffer: int, out: _Collector) -> None:
     ends: list[list[tuple[int, int]]] = [[] for _ in opened]
     for i in entries:
         version = sum(o <= i for o in opened) - 1
+        # What holds a version's slot: reads of a carried buffer, which is never freed; the release of a step buffer.
         if (h.op[i] == READ) if carried else h.release[i]:
             ends[version].append(
                 (i, 1 if version < 0 else 0)

@@ -583,11 +583,13 @@ class IterationPrice:
         # as if each took as much longer than the one before as the second does: right but for bends of the price
         added_ticks = self.decode_ticks(decodes, keys + decodes, 1, sources) - first
         half = first - added_ticks / 2
+        # n iterations take n·first + added·n(n - 1)/2; `guess` is the n at which that is `room`.
         guess = (
             room / first if added_ticks <= 0 else (math.sqrt(half * half + 2 * added_ticks * room) - half) / added_ticks
         )
         high = min(most, math.ceil(guess))
         low = 0
+        # Most often these are the two sides of the answer; only where a bend misleads the guess is it found by halving.
         for tried in (high, high - 1):
             if tried <= low:
                 break
@@ -646,6 +648,8 @@ class IterationPrice:
         if prefix < 0:
             # A piece whose prefix would be negative sees fewer keys than its block: interpolate towards the base price.
             known, base = self._known(blocks, 0), self._piece_base
+            # The mean query of a block sees blocks/2 keys of its own; p = prefix < 0 of them are missing, which leaves
+            # (blocks + 2p)/blocks.
             device = base + (max(known - base, 0) * (blocks + 2 * prefix)) // blocks
         else:
             low, high = _grid_around(prefix)
@@ -699,6 +703,8 @@ class IterationPrice:
             total += layers * self.call_s
             if attention.latent and prefix:  # keys of the prefix are made again from the latent ones
                 again = ServedMatmul(
+                    # latent - latent_v rotary elements of a key are kept as they are; the rest of the key and the value
+                    # are made again.
                     n=attention.heads * (attention.width - attention.latent + attention.latent_v + attention.width_v),
                     k=attention.latent_v,
                     bits=16,
@@ -716,6 +722,7 @@ class IterationPrice:
                 scan = Scan.of(op, where, {**{a.name: a.size or 1 for a in where.dims}, "batch": 1, "seq": new})
                 scan = replace(
                     scan,
+                    # Groups that are fewer than ranks are on several of them, so a rank has one at least.
                     width=-(-scan.width // self.serving.tp),
                     heads=-(-scan.heads // self.serving.tp),
                     groups=max(1, scan.groups // self.serving.tp),
@@ -731,15 +738,18 @@ class IterationPrice:
             # prompts whole, and of the checks beside them the part that one token pays
             prefill_only = Batch(batch.pieces, 0, 0, batch.preempted)
             return self.batch_ticks(prefill_only) + self.decode_ticks(batch.decodes, batch.kv_tokens)
+        # tokens: rows of the layers. ends: rows of the head, which is computed for last tokens alone.
         tokens, ends, device = batch.decodes, batch.decodes, 0
         for piece in batch.pieces:
             tokens += piece.new
             ends += piece.last
+            # An image stands at the beginning of its prompt, so it is read with the first piece.
             device += self.piece_ticks(piece.new, piece.prefix) + (0 if piece.prefix else self._encoder)
             if piece.source:
                 device += (self._crossing + self._source * piece.source) * piece.new
         if self.shape.encoder and (texts := [piece.source for piece in batch.pieces if piece.source]):
             device += self.sources_ticks(texts)
+        # Rows as they are: only batches of decodes alone are padded to the sizes of captured graphs (`_fixed`).
         device += self._body[tokens] + self._heads[ends]
         if batch.decodes:
             device += self._base + self._each * batch.decodes + self._full * batch.kv_tokens
@@ -759,6 +769,7 @@ class IterationPrice:
             raise InputError("an iteration that checks guesses is priced by the token that it makes: use batch_ticks")
         tokens = batch.decodes + batch.new_tokens
         ends = batch.decodes + sum(piece.last for piece in batch.pieces)
+        # Captured graphs exist for some sizes only; a batch with prompts is not padded to them.
         rows = self.engine.padded(tokens) if not batch.pieces else tokens
         heads = self.engine.padded(ends) if not batch.pieces else ends
         device = float(self._bodies(np.array([float(rows)]))[0])

@@ -385,14 +385,14 @@ class Scheduler:
         return not self.waiting and self.running < self.engine.max_seqs
 
     def steady(self, num_steps: int) -> int:
-        """Decode-only iterations, at most `wanted`, that follow alike if nobody comes or finishes; 0 if the next one is
-        not one of them: somebody's prompt is to be computed or blocks are short."""
+        """Decode-only iterations, at most `num_steps`, that follow alike if nobody comes or finishes; 0 if the next one
+        is not one of them: somebody's prompt is to be computed or blocks are short."""
         if self.filling or not self.decoding or num_steps <= 0 or (self.waiting and self._admissible()):
             return 0
         if self._blocks_after(num_steps) <= self.free:
             return num_steps
         # Bisection: needed blocks only grow with steps.
-        low, high = 0, num_steps  # blocks grow with steps
+        low, high = 0, num_steps
         while high - low > 1:
             middle = (low + high) // 2
             low, high = (middle, high) if self._blocks_after(middle) <= self.free else (low, middle)

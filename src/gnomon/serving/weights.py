@@ -229,6 +229,7 @@ class _BlockWalk:
         if base in SPLIT:
             if base == "vocab":  # engines fill it up
                 return -(-size // serving.tp)
+            # Fewer groups than ranks: copied, as key heads are.
             if base == "ssm_groups" and size < serving.tp:
                 return 1
             return self._divided(size, serving.tp, dim.name)

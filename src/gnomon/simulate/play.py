@@ -63,8 +63,8 @@ class Clock:
 def _by_position(structure: Structure, by_row: Doubles) -> Doubles:
     order = structure.order
     if order.size == len(by_row) and not order.groups:
-        # Rows of a composite are one position: the longest of them is its duration.
         return by_row[order.rows]
+    # Rows of a composite are one position: the longest of them is its duration.
     out = np.zeros(order.size)
     np.maximum.at(out, order.position, by_row)
     members, starts, group = together(order)

@@ -207,6 +207,7 @@ class LayerTables:
         dense, routed = self._elements(table)
         counted = self.order[self.counted]
         least = [seconds[counted].min(axis=0) for seconds in (forward, back, drain, forward + back)]
+        # Parameters are as many for every size of a microbatch: one value in all columns, so that `least` is one array.
         own = np.full(len(self.micro), np.array(dense)[self.counted].min())
         return LayerTable(
             forward=_cumulated(forward[self.order]),
@@ -226,6 +227,7 @@ class LayerTables:
         # Tied tensors are counted where they are first held; a later stage that holds them again holds no less.
         dense, routed = [], []
         for layer, kind in zip(self.graph.layers(), self.order.tolist(), strict=True):
+            # Without tied tensors every layer of a kind holds the same number.
             if not self.layer_kinds.shared:
                 own = table.elements[kind]
             else:
@@ -290,8 +292,8 @@ def _layout(block: MixedBlock, tp: int, cp: int) -> tuple[bool, str]:
 
 
 def _worker_sizes(total: int, devices: Sequence[int]) -> tuple[int, ...]:
-    # A microbatch of `size` sequences over n workers gives the fullest ceil(size / n): -(-size // n).
     """Sequences of a microbatch that a worker may have: shares, and equal parts of a microbatch."""
+    # A microbatch of `size` sequences over n workers gives the fullest ceil(size / n): -(-size // n).
     shares = {*range(1, min(total, LARGEST_SHARE) + 1)}
     parts = {-(-size // n) for size in divisors(total) for count in devices for n in divisors(count) if n <= size}
     return tuple(sorted(shares | parts))
@@ -407,8 +409,8 @@ def held_bytes(
     pp: int,
     microbatches: int,
 ) -> Doubles:
-    """Bytes of activations on a pipeline rank at its peak, at least. kept: of one microbatch in each of its stages.
-    inside: what the backward of its last layer needs beside that.
+    """Bytes of activations on a pipeline rank at its peak, at least. saved_bytes: of one microbatch in each of its
+    stages. inside: what the backward of its last layer needs beside that.
 
     schedules: any of them. When the first input gradient reaches a rank, that microbatch has been through all of its
     stages, and its last layer is the first to need room; where it has one stage, and the most microbatches are under

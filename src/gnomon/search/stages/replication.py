@@ -167,11 +167,13 @@ def _round_trips(steps: Sequence[PipelineStep], microbatches: int, twice: bool) 
 
 def fresh_first(free: Used, size: Used, count: int) -> Used:
     """Takes devices on nodes of which none is taken, then on the others."""
+    # False sorts first: nodes of which nothing is taken, then the others, each in order of number.
     return _in_order(free, sorted(range(len(free)), key=lambda node: (free[node] != size[node], node)), count)
 
 
 def append_first(free: Used, size: Used, count: int) -> Used:
     """Takes devices on nodes of which some are taken, then on fresh ones."""
+    # False sorts first: nodes of which something is taken, then fresh ones.
     return _in_order(free, sorted(range(len(free)), key=lambda node: (free[node] == size[node], node)), count)
 
 
@@ -324,6 +326,7 @@ def _balanced(
         balanced: list[StagePiece] = []
         for stage, (a, b) in enumerate(ranges):
             first, most = balanced[-1].last if balanced else 0, total - (len(ranges) - stage - 1)
+            # One layer at least even where that is slower than the pace; `slowest` refuses the cut then.
             last = first + 1
             while last < most and costs.stage(piece(first, last + 1, a, b)).pace <= pace:
                 last += 1
@@ -378,6 +381,7 @@ def _extensions(
                     break
                 # The last stage, if all devices left worked on it without loss, must still keep the pace.
                 later_pace = costs.stage(StagePiece(end, total, others, last[:1])).pace
+                # `continue`, not `break`: a longer piece leaves less to the later stages and may pass.
                 if (costs.count - 1) * later_pace / (free_devices - count) + before >= most:
                     continue
                 steps = (*state.steps, *message, own)

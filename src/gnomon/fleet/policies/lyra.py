@@ -151,7 +151,8 @@ class _Round:
         for active in sorted(
             # Seconds left on the devices asked for, stretched to what the job starts with as if its rate were linear in
             # them.
-            fit, key=lambda active: (active.left_s(now) * active.job.devices / self._wants(active.job), active.index)
+            fit,
+            key=lambda active: (active.left_s(now) * active.job.devices / self._wants(active.job), active.index),
         ):
             count = self._wants(active.job)
             if count > spare:

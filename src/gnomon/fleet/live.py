@@ -116,6 +116,8 @@ class Controller:
                 raise RunError(
                     f"job {name!r} of {self.folder} still runs and is not in the table; put its row back, or stop it"
                 )
+        # Submissions count from when the folder was first opened, so that a controller that starts again goes on in the
+        # same time.
         opened = [event["at"] for event in self.journal.events if event["event"] == "opened"]
         self.began_s = float(opened[0]) if opened else self.clock()
         self.journal.write("opened", "", at=self.clock())
@@ -155,6 +157,7 @@ class Controller:
         """Write down how a job's process ended."""
         began, ended = self.processes.began(name), self.processes.last_end(name)
         attempt, kind, counts = 0, "lost", name in self.started
+        # Attempts are numbered: an end of one that the journal has settled already is no news.
         if ended is not None and ended[0] > fate.settled:
             attempt, counts = ended[0], True
             kind = "done" if ended[1] == 0 else "failed"
@@ -257,6 +260,7 @@ class Controller:
         devices_used = {number for other in self.fates.values() for number in other.devices}
         devices_free = [number for number in range(self.devices) if number not in devices_used][:count]
         command = fate.task.command_on(count, self.folder)
+        # Written before the process is there: a controller that dies in between finds in the journal that one may run.
         self._note("starting", name, devices=devices_free)
         self.processes.start(name, fate.attempt, fate.settled, command, devices_free)
         self.started.add(name)

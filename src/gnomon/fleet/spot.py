@@ -158,6 +158,7 @@ class _Played:
 
     def until(self, at: float) -> None:
         """Moves the clock to a moment, with the steps that were done meanwhile."""
+        # Speed is the same between two events, so the steps of the whole time are one product.
         goes = max(0.0, at - max(self.now, self.goes_at)) if self._speed() else 0.0
         self.steps += goes * self._speed()
         self.stopped_s += at - self.now - goes
@@ -255,6 +256,7 @@ class _Decided(_Played):
         """Goes back to copies in memory, or to a checkpoint where a rank and those with its copy are gone at once."""
         ranks, count, replicas = {self.shape.rank(one) for one in self.gone}, self.shape.machines, self.shape.pipelines
         if self.costs.alike and replicas > 1:
+            # Replicas of a stage are alike: its state is lost only where all of them are gone.
             stages = Counter(rank // replicas for rank in ranks)
             lost = replicas in stages.values()
         else:

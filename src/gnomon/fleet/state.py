@@ -165,6 +165,8 @@ class Active:
 
     def done_at(self, now: float) -> float:
         """Work done at a later moment with the present rate."""
+        # Neither before the last update, whose work is in `done_s` already, nor before the pause at its start has
+        # ended.
         return self.done_s + self.rate * max(now - max(self.since_s, self.ready_s), 0.0)
 
     def left_s(self, now: float) -> float:

@@ -73,6 +73,8 @@ class Module:
             paths = [
                 folder.joinpath(*parts[at:]).with_suffix(".py") for folder in self.folders for at in range(len(parts))
             ]
+            # Looked for by the whole dotted name first, then without its leading packages: the folder may be the
+            # package itself.
             file = next((path for path in paths if path.is_file()), None)
             try:
                 self.loaded[name] = None if file is None else module_of(*read_source(file), self.folders, self.loaded)
@@ -137,6 +139,7 @@ _GOES_ON = object()
 
 def _defaults(node: ast.FunctionDef, module: Module, depth: int) -> Values:
     arguments = [*node.args.posonlyargs, *node.args.args]
+    # Python's defaults belong to the last arguments: paired from the end, the first ones are left without.
     late = zip(reversed(arguments), reversed(node.args.defaults), strict=False)
     named = zip(node.args.kwonlyargs, node.args.kw_defaults, strict=True)
     pairs = [*late, *((one, value) for one, value in named if value is not None)]
@@ -152,6 +155,7 @@ def _followed(body: Sequence[ast.stmt], names: Values, module: Module, depth: in
             return None if statement.value is None else _value(statement.value, names, module, depth)
         if isinstance(statement, ast.If):
             met = truth(statement.test, names, module, depth)
+            # Of a test that is not known neither branch is followed: what either would set says nothing.
             part = statement.body if met else statement.orelse if met is False else []
             if (returned := _followed(part, names, module, depth)) is not _GOES_ON:
                 return returned
@@ -166,6 +170,8 @@ def truth(node: ast.expr, names: Values, module: Module, depth: int) -> bool | N
     """Whether a test holds; None where it cannot be known."""
     match node:
         case ast.BoolOp(op=op, values=parts):
+            # Of three values: one part that is known can decide `or` (true) or `and` (false) though others are not
+            # known.
             truths = [truth(part, names, module, depth) for part in parts]
             ends = isinstance(op, ast.Or)
             return ends if ends in truths else None if None in truths else not ends
@@ -232,6 +238,7 @@ def _value(node: ast.expr, names: Values, module: Module, depth: int) -> object:
     match node:
         case ast.Constant(value=bool() | int() | float() | str() | None as value):
             return value
+        # A name that is not known stands for itself, so that an enum's or a class's name can be read from the result.
         case ast.Name(id=name):
             return names[name] if name in names else module.values.get(name, name)
         case ast.Attribute():
@@ -248,6 +255,7 @@ def _value(node: ast.expr, names: Values, module: Module, depth: int) -> object:
             a, b = inner(left_operand), inner(right)
             if isinstance(a, list) or isinstance(b, list):
                 return _lists(a, op, b)
+            # Bounded: a file that multiplies whole numbers again and again would make ones of any length.
             if isinstance(a, int | float) and isinstance(b, int | float) and abs(a) < 1e18 and abs(b) < 1e18:
                 return None if b == 0 and isinstance(op, ast.Div | ast.FloorDiv) else _OPERATORS[type(op)](a, b)
             return None
@@ -279,6 +287,7 @@ def _call(node: ast.Call, names: Values, inner: Callable[[ast.expr], object], mo
     name = dotted(node.func)
     keywords: Values = {pair.arg: inner(pair.value) for pair in node.keywords if pair.arg is not None}
     arguments = [inner(part) for part in node.args]
+    # A local name hides a function of the module, as in Python.
     if there := module.function(name) if name not in names else None:
         takes = [one.arg for one in (*there[1].args.posonlyargs, *there[1].args.args)]
         return function_values(name, module, {**dict(zip(takes, arguments, strict=False)), **keywords}, depth + 1)

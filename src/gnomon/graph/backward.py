@@ -232,6 +232,7 @@ def saved(back: BackwardBlock, policy: Policy, dtypes: Dtypes) -> SavedSplit:
     roots = storages(block, dtypes)
     made_by = {out: op for op in block.ops for out in op.outputs}
     needed = {s.tensor.name: s for s in back.saved}
+    # A block's input cannot be made again within the block, whatever a pattern says of it.
     available = {n for n in needed if _action(block, policy, n) != "recompute" or n in block.inputs}
     rerun: set[str] = set()
     # Backward closure over makers: each op runs again at most once, so the loop ends after as many turns as the block
@@ -246,6 +247,8 @@ def saved(back: BackwardBlock, policy: Policy, dtypes: Dtypes) -> SavedSplit:
             root = roots[name]
             if not block.tensor(root).is_activation or root in available:
                 continue
+            # Where the chain of recomputation ends: at an input, or at a tensor that backward does not read itself and
+            # that is named for it.
             if root in block.inputs or (root not in needed and policy.get(root) in ("keep", "offload")):
                 available.add(root)
                 continue

@@ -114,6 +114,7 @@ def _sweep(graph: Graph, mask_bits: Mapping[str, _Bits], vectors: Mapping[str, V
     for layer in layers:
         values = _values(_site(graph, layer, mask_bits, vectors), layer, made_values)
         for own, name in writes(graph, layer).items():
+            # Nothing counts as read until the backward pass meets a reader, or it leaves the graph.
             made_values[name], read_masks[name] = values[own], np.zeros(values[own].size, np.bool_)
     for name in graph.outputs:
         read_masks[name][:] = True
@@ -177,6 +178,7 @@ def _parts(op: Op, site: _Site) -> Iterator[tuple[str, NDArray[np.intp], str, ND
         parts = parts[::-1]
     dims = site.block.tensor(whole).dims
     sizes = [prod(atom.size or 1 for atom in dim.atoms) for dim in dims]
+    # Numbered in the order of the whole: taking a range of a dim gives the places of a part in it.
     places, begin = np.arange(prod(sizes)).reshape(sizes), 0
     found: list[NDArray[np.intp]] = []
     for part in (site.block.tensor(name).dims for name in parts):
@@ -217,6 +219,7 @@ def _groups(op: Op, site: _Site) -> int:
     if op.rules.zeros_of(op) != "of the values" or len(op.inputs) < 3:
         return 0
     out, value = site.size(op.outputs[0]), site.size(op.inputs[2])
+    # Of grouped queries: the output has query heads x width, the values key-value heads x width.
     return out // value if out % value == 0 else 0
 
 
@@ -235,6 +238,7 @@ def _forward(op: Op, site: _Site, values: Mapping[str, Values]) -> list[Values]:
         bias = site.vector(op, 2, site.size(first))
         if op.attr("factor", 1.0) != 1.0:  # which multiplies the bias too, and rounds it
             bias = np.where(bias == 0, bias, np.float32(np.nan))
+        # NaN != 0, so columns that meet unknown numbers count. A row without a weight in any of those is its bias.
         out[first] = np.where(site.masks[weight][:, operand_values[0] != 0].any(1), np.float32(np.nan), bias)
     elif _passes(op, site):
         out[first] = _passed(op, operand_values)
@@ -246,6 +250,7 @@ def _forward(op: Op, site: _Site, values: Mapping[str, Values]) -> list[Values]:
         out[first] = np.where(site.vector(op, 1, site.size(first)) == 0, 0, np.nan)
     elif groups := _groups(op, site):
         width = site.block.tensor(first).atoms[-1].size or 1
+        # Value head h serves the query heads h x groups to h x groups + groups - 1: each row is repeated that often.
         every = np.repeat(operand_values[2].reshape(-1, width), groups, 0).ravel()
         out[first] = np.where(every == 0, 0, np.nan)
     return [out[name].astype(np.float32) for name in op.outputs]

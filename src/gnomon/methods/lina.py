@@ -52,6 +52,8 @@ def _on_network(row: Row, all_reduce: int) -> Iterator[Row]:
     if row.kind in COMPUTES:
         yield replace(row, override=replace(own, stream=NETWORK))
     elif row.kind == REDUCES and not own.comm:
+        # The name is the key of a price: parts of one size share it, so it says how many they are and not which part it
+        # is.
         name = f"{row.stage}{REDUCES}.{all_reduce}" if all_reduce > 1 and not own.name else own.name
         for _ in range(all_reduce if not own.name else 1):
             yield replace(row, override=replace(own, stream=NETWORK, name=name))
@@ -62,6 +64,7 @@ def _on_network(row: Row, all_reduce: int) -> Iterator[Row]:
 def _exchanges(rows: Sequence[Row], parts: int) -> list[Row]:
     """The rows with exchanges in parts. The second exchange of a layer goes with its experts, part by part."""
     rows_of_parts = list[Row]()
+    # The exchange that comes first in its direction, and by how many stages the experts are away from it.
     first = {FORWARD[DISPATCH]: 1, BACKWARD[COMBINE]: -1}
     experts = {(row.stage + first[row.kind], row.unit) for row in rows if row.kind in first}
     for row in rows:
@@ -186,6 +189,7 @@ class _NetworkLine:
         moves, free_from = list[tuple[int, int]](), 0.0
         for index, ready, completes, seconds in self.waiting:
             found = self._gap(max(ready, free_from), completes, seconds, overrun=overrun)
+            # Reductions keep their order: where one finds no gap, none behind it may go first.
             if found is None:
                 break
             moment, anchor, late = found

@@ -86,6 +86,8 @@ class Estimate:
 
     def at(self, tokens: int) -> ForwardBytes:
         """Predicts the bytes of a microbatch of up to `most` tokens, in whole bytes."""
+        # A polynomial says nothing outside of what it was fitted to. With coefficients >= 0 it never falls, so the
+        # smallest sample's bytes are enough for less.
         size = min(max(tokens, self.least), self.most)
         values = np.ceil(self.coefficients @ np.array([1.0, size, float(size) ** 2]))
         saved, input_bytes, work = (tuple(row) for row in values.tolist())
@@ -116,6 +118,7 @@ def estimate(samples: Sequence[Sample]) -> Estimate:
     # Raised by the worst miss, so that no sample lies above: too much recomputation is slow, too little runs out of
     # memory.
     fitted[0] += short
+    # Fitted in tokens / most: each power is scaled back, so that `at` takes tokens.
     coefficients = np.moveaxis(fitted, 0, -1) / np.array([1.0, most, most**2])
     return Estimate(coefficients=coefficients, error=error, least=int(tokens.min()), most=int(most))
 
@@ -158,6 +161,7 @@ def recomputed(forward: ForwardBytes, layers: Sequence[int], room: float) -> tup
     waiting: list[tuple[float, int]] = []
     for layer, work in enumerate(forward.work):
         saved, input_bytes = forward.kept_bytes[layer], forward.left_bytes[layer]
+        # Only layers whose forward has run are in the heap: recomputing a later one frees nothing at this point.
         while before + work > room and waiting:
             freed, earlier = heappop(waiting)
             before += freed
@@ -166,6 +170,8 @@ def recomputed(forward: ForwardBytes, layers: Sequence[int], room: float) -> tup
             return None
         before += saved
         if layer in may and saved > input_bytes:
+            # Negative, so that the smallest of the heap is the layer that frees most, and the earliest of equals.
+            # Adding it to `before` takes off what is freed.
             heappush(waiting, (input_bytes - saved, layer))
         while before > room and waiting:
             freed, earlier = heappop(waiting)

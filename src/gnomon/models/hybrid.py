@@ -191,6 +191,7 @@ def mamba_mixer(b: BlockBuilder, x: str, hidden: Dim, m: Mamba2, path: str) -> s
     and heads divided over tp, a gated RMSNorm over each group), read 2026-11-22.
     """
     width = m.num_heads * m.head_dim
+    # Rows of z and x (a width each), of B and C (a state for each group each), and of dt (one for each head).
     projected = Dim(name="ssm_proj", size=2 * width + 2 * m.num_groups * m.state_size + m.num_heads)
     heads, groups = Dim(name="ssm_heads", size=m.num_heads), Dim(name="ssm_groups", size=m.num_groups)
     inner, state = Dim(name="ssm_width", size=width // m.num_groups), Dim(name="ssm_state", size=m.state_size)
@@ -216,6 +217,7 @@ def delta_mixer(b: BlockBuilder, x: str, hidden: Dim, m: DeltaNet, path: str) ->
     Source: Yang, Kautz, Hatamizadeh 2024 (Gated Delta Networks); transformers modeling_qwen3_next.py, 4.57.
     """
     width = m.value_heads * m.value_dim
+    # Rows of z and v (a width each), of k and q, and two numbers for each value head: the decay and the step.
     projected = Dim(name="ssm_proj", size=2 * width + 2 * m.key_heads * m.key_dim + 2 * m.value_heads)
     heads, groups = Dim(name="ssm_heads", size=m.value_heads), Dim(name="ssm_groups", size=m.key_heads)
     inner, state = Dim(name="ssm_width", size=width // m.key_heads), Dim(name="ssm_state", size=m.key_dim)

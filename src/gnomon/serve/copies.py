@@ -147,6 +147,7 @@ class ExpertCopies:
     def _slot(self, kept: _Kept) -> tuple[Tensor, Product]:
         """(bytes of a slot, the product of what lies in it)."""
         flat = torch.zeros(kept.nbytes + ALIGNED, dtype=torch.uint8)
+        # -p % ALIGNED bytes from address p is the next multiple of ALIGNED: kernels read packed matrices from there.
         flat = flat[-flat.data_ptr() % ALIGNED :][: kept.nbytes]
         at, views = 0, dict[str, Any]()
         for name, x in _tensors(kept.matrix).items():
@@ -159,6 +160,7 @@ class ExpertCopies:
 
     def _measured(self) -> tuple[float, float]:
         """(touch, fetch) as `Costs` has them, on this rank."""
+        # The first expert of the next rank: one that this rank has not, read as it would be while serving.
         other = (self.first + self.each) % self.experts
         fetch_s = _least_s(lambda: self._fetch(0, 0, (other,)))
         inner = [_inner(kept.matrix) for kept in self.kept[0]]
@@ -170,6 +172,8 @@ class ExpertCopies:
             return _least_s(lambda: [own[0](x) for own, x in zip(self.products[0], xs, strict=True)])
 
         one_s, many_s = multiplied(1), multiplied(MANY)
+        # Costs are counted in rows of one product: the time of one row is the slope between two sizes, and reading the
+        # weights is what a product of one row takes.
         row_s = max((many_s - one_s) / (MANY - 1), 1e-9)
         return one_s / row_s, fetch_s / row_s
 
@@ -183,11 +187,13 @@ class ExpertCopies:
         path = self._path(rows, layer, len(chosen))
         self.paths.note(layer, path, chosen)
         room = self._now
+        # No layer comes before the first with experts, so nothing was fetched for it.
         copies = self._wait(room) if layer else ((),) * self.share.ep.ranks
         rows.shared_values["routing"] = self._shared(routing, copies)
         rows.shared_values["room"] = room
         self._now = (room + 1) % ROOMS
         if layer + 1 < len(self.kept):
+            # A token's path is its first choice in each of the last LENGTH layers with experts: [layers, tokens].
             path = np.concatenate([path, chosen[None, :, 0]])[-LENGTH:]
             rows.shared_values["path"] = path
             wanted = choose_copies(
@@ -208,6 +214,7 @@ class ExpertCopies:
         come first, then those in its slots."""
         held = holders_of(copies, self.experts)
         made = shares(routing.counts, copies, self.costs)
+        # Expert e has the sorted rows [begins[e], begins[e + 1]), which its holders share out in the order of `held`.
         begins = np.concatenate([[0], np.cumsum(routing.counts)]).tolist()
         own = copies[self.share.ep.index]
         parts, counts, rank = [], [], self.share.ep.index
@@ -238,7 +245,10 @@ class ExpertCopies:
         for op, kept in enumerate(self.kept[layer]):
             for slot, expert in enumerate(experts):
                 view, done = memoryview(self._slots[room][op][slot].numpy().data), 0
+                # All ranks write the same number of experts in the same order, so this rank's offsets hold in the
+                # others' files.
                 begin = kept.begin + expert % self.each * kept.nbytes
+                # A read may return less than was wanted.
                 while done < kept.nbytes:
                     count = os.preadv(self._files[expert // self.each], [view[done:]], begin + done)
                     if not count:
@@ -307,6 +317,8 @@ class PathRecorder:
         if layer == 0:
             if self.tokens >= MOST_TOKENS:
                 return
+            # The last layer is noted last: what it has is whole, and what other layers have beyond that is of an
+            # iteration that failed.
             whole = len(self.chosen[-1])
             for own in self.chosen:
                 del own[whole:]

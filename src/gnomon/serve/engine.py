@@ -208,6 +208,8 @@ class Engine:
                 key=self._next, prompt=prompt, sampling=sampling, row=row, answer=answer,
                 watch=watch[index] if watch else None, adapter=which, source=source,
             )  # fmt: skip
+            # Pages are shared by what was computed from: the same tokens under another adapter have other keys and
+            # values. The zero byte keeps a name and a salt apart, whatever they consist of.
             whose = f"{adapter}\0{salt}".encode()
             if sampling.prompt_logprobs >= 0 and first + index == 0:
                 request.scores = []

@@ -133,6 +133,7 @@ class Router:
             name = f"gnomon-worker-{index}" + (f"-rank-{rank}" if rank else "")
             processes.append(context.Process(target=main, args=args, name=name, daemon=True))
             processes[-1].start()
+        # Only the processes keep these ends: held here too, a pipe would never say that the other side is gone.
         for end in (*ends, *(pipe for pipe, _ in pipes)):
             end.close()
         worker = self.workers[index] = ReplicaProcess(processes, ours, store, time.monotonic())
@@ -255,6 +256,8 @@ class Router:
         for worker in self.workers:
             if worker is None or worker.ready is None:
                 continue
+            # What the worker is thought to have in its pages: this side only knows which prompts went there, not which
+            # pages are still kept.
             missing = len(ask.prompt) - self._found(worker, blocks) * self.settings.rules.block_tokens
             if best is None or worker.cost + missing < best[0]:
                 best = worker.cost + missing, worker
@@ -263,6 +266,7 @@ class Router:
         total, worker = best
         worker.asks[ask.number] = Open(ask, hear, ask.count, max(1, total - worker.cost))
         for block in blocks:
+            # An assignment alone would leave a key where it was: the order is that of the last use.
             worker.known_prefixes[block] = None
             worker.known_prefixes.move_to_end(block)
         while len(worker.known_prefixes) > KNOWN_BLOCKS:
@@ -272,6 +276,7 @@ class Router:
 
     @staticmethod
     def _found(worker: ReplicaProcess, blocks: Sequence[bytes]) -> int:
+        # A hash stands for all tokens before it: behind the first that is unknown there is nothing to find.
         for count, block in enumerate(blocks):
             if block not in worker.known_prefixes:
                 return count
@@ -297,6 +302,7 @@ def _beginnings(prompt: Sequence[int], size: int, whose: str) -> list[bytes]:
     tokens, hashes = array("q", prompt), list[bytes]()
     before = hashlib.blake2b(whose.encode(), digest_size=16).digest()
     for at in range(0, len(prompt) // size * size, size):
+        # Keyed with the hash before it, so that equal hashes stand for equal beginnings and not just for equal blocks.
         before = hashlib.blake2b(tokens[at : at + size].tobytes(), digest_size=16, key=before).digest()
         hashes.append(before)
     return hashes

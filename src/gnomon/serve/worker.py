@@ -84,6 +84,7 @@ class Worker:
                 self.answers.pop((lane, key), None)
             return
         if message.grammar and not self.grammars.has(message.grammar):
+            # Kept here until the thread is done: a cancel takes it out, and `take_made` then finds nothing to begin.
             self.making[message.number] = message
             self._maker.submit(self._make, message.number)
             return
@@ -242,6 +243,8 @@ def _watching(stream: TextStream, push: Callable[[int], bool] | None) -> Callabl
     """Text of a token, and the grammar's state after it."""
 
     def watch(token: int) -> bool:
+        # Both must see the token: `whole or stream.push(token)` would leave the last token out of the text where the
+        # grammar ends.
         whole = push is not None and push(token)
         return stream.push(token) or whole
 

@@ -66,6 +66,8 @@ def sacct(rows: TraceRows, text: str) -> Sequence[Job]:
 def _gpus(resources: Sequence[str]) -> tuple[int, str]:
     """(GPUs, kind) of the first of the texts that says so: `gres/gpu:a100=8`, `gpu:a100:8`."""
     for text in resources:
+        # Slurm writes a total and, where kinds are set up, each kind's count beside it (gres/gpu=8,gres/gpu:a100=8):
+        # added up, devices would count twice.
         matches = list(_GPU.finditer(text)) or list(_GRES.finditer(text))
         kinds = [match for match in matches if match["kind"]]
         if matches:

@@ -67,6 +67,8 @@ def transposed(name: str, p: Parameter) -> list[TensorPiece]:
     """(in, out), as GPT-2's Conv1D has it."""
     if not p.rows:
         return whole(name, p)
+    # The parameter is (out, in), the file's tensor (in, out), each of several dims: the view has the file's order, and
+    # `order` brings the out dims to the front.
     out, inner = p.atoms[: p.rows], p.atoms[p.rows :]
     order = (*range(len(inner), len(p.atoms)), *range(len(inner)))
     return [TensorPiece(tensor=name, shape=p.shape[::-1], view=(*inner, *out), order=order)]
@@ -85,6 +87,7 @@ def part(begin: int, rows: int) -> Rule:
     """Rows from `begin` on of a tensor that has `rows` of them (out elements)."""
 
     def make(name: str, p: Parameter) -> list[TensorPiece]:
+        # Rows of a matrix count out elements, the first dim of `atoms` heads or the like: one of them is `step` rows.
         step = prod(p.atoms[1 : p.rows or len(p.atoms)])
         view = (rows // step, *p.atoms[1:])
         pick = ((begin // step, begin // step + p.atoms[0]), *((0, n) for n in view[1:]))
@@ -101,6 +104,8 @@ def alternating(index: int) -> Rule:
             experts, out = p.atoms
             pick = ((0, experts), (0, out), (index, index + 1))
             return [TensorPiece(tensor=name, shape=(experts, 2 * out), view=(experts, out, 2), pick=pick, order=(0, 1))]
+        # Columns of the file are gate 0, up 0, gate 1, up 1 …: as (out, 2) the last dim says which, and a range of one
+        # picks it.
         experts, out, inner = p.atoms
         shape, view = (experts, inner, 2 * out), (experts, inner, out, 2)
         ranges = ((0, experts), (0, inner), (0, out), (index, index + 1))
@@ -133,6 +138,7 @@ def of_each_head(index: int) -> Rule:
     """Takes a part of q, k and v that stand side by side in every head (BLOOM)."""
 
     def make(name: str, p: Parameter) -> list[TensorPiece]:
+        # Rows of the file are (head, q k v, width): each head has its three side by side.
         heads, width, *inner = p.atoms
         view = (heads, 3, width, *inner)
         pick = ((0, heads), (index, index + 1), *((0, n) for n in view[2:]))
@@ -152,6 +158,8 @@ def of_each_group(names: str, theirs: str) -> Callable[[Mapping[str, Parameter]]
         for name in parameters:
             head, found, tail = name.rpartition(f".{k}.")
             if found:
+                # Query heads that share a key. In the file a group has so many heads of q, then one of k and one of v:
+                # group + 2 heads.
                 group = parameters[f"{head}.{q}.{tail}"].atoms[0] // parameters[name].atoms[0]
                 for part, begin, count in ((q, 0, group), (k, group, 1), (v, group + 1, 1)):
                     piece_rules[f"{head}.{part}.{tail}"] = f"{head}.{theirs}.{tail}", _in_group(begin, count, group + 2)
@@ -164,6 +172,7 @@ def _in_group(begin: int, count: int, heads: int) -> Rule:
     """Heads from `begin` on of every group of so many heads."""
 
     def make(name: str, p: Parameter) -> list[TensorPiece]:
+        # A piece fills a range of the parameter's first dim, so each group is a piece of its own.
         groups, (width, *inner) = p.atoms[0] // count, p.atoms[1:]
         view = (groups * heads, width, *inner)
         return [
@@ -205,6 +214,8 @@ def channels(parameters: Mapping[str, Parameter]) -> dict[str, tuple[str, Rule]]
             head, middle, _ = name.rpartition(f".conv1d.{what}_x")
             if middle:
                 x, bc = parameters[name], parameters[f"{head}.conv1d.{what}_bc"]
+                # Channels of the file are x, then B, then C. Ours has two parameters, x and B with C, each with a dim
+                # of groups.
                 theirs = f"{head}.conv1d.{what}"
                 rules[name] = theirs, _of_x(prod(bc.atoms[:3]))
                 rules[bc.name] = theirs, _of_bc(prod(x.atoms[:2]))
@@ -277,6 +288,8 @@ def _by_group(groups: int, widths: Sequence[int]) -> Rule:
         for group in range(groups):
             for index, width in enumerate(widths):
                 before = sum(widths[:index])
+                # In the file part `index` has all groups one after the other, behind the parts before it. In ours a
+                # group has all its parts one after the other.
                 start = groups * before + group * width
                 pieces.append(
                     TensorPiece(

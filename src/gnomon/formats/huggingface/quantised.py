@@ -153,6 +153,8 @@ def shape_of(method: Method, shapes: Mapping[str, tuple[int, ...]], shape_stored
         if len(shape_stored) != 2:
             raise InputError("a layer has weight_packed and no weight_shape beside it; fetch the folder again")
         return int(shape_stored[0]), int(shape_stored[1])
+    # GPTQ stores (inputs / codes of a word, outputs), AWQ (inputs, outputs / 8): a word has inputs of one output, or
+    # outputs of one input.
     if "qweight" in shapes:
         down, across = shapes["qweight"]
         if method.program == "awq-gemv":
@@ -404,6 +406,8 @@ def _of_tiles(words: NDArray[Any]) -> NDArray[np.uint8]:
 
 def _gptq(method: Method, tensors: Tensors) -> tuple[Storage, dict[str, NDArray[Any]], Shape]:
     """qweight (inputs / codes of a word, outputs), qzeros (groups, outputs / codes), scales (groups, outputs)."""
+    # Words run down the inputs, so the matrix is turned before its words are taken apart along rows. Zeros run along
+    # the outputs and are turned after.
     codes = _words(np.ascontiguousarray(_one(tensors, "qweight").T), method.bits)
     zeros = _words(_one(tensors, "qzeros"), method.bits).T
     if method.zeros_are_less_one:  # in the bits of a code: 15 + 1 is 0, as AutoGPTQ computes it
@@ -433,6 +437,7 @@ def _grouped(
     if why := storage.refused((rows, columns)):
         raise InputError(why)
     numbers = scales if half else _number(scales)
+    # Without zeros codes are symmetric around the middle of their range.
     filled = np.full(scales.shape, 2 ** (method.bits - 1), np.uint8) if zeros is None else zeros
     if numbers.shape != (rows, columns // group) or filled.shape != numbers.shape:
         raise InputError(
@@ -457,6 +462,8 @@ def _awq(method: Method, tensors: Tensors) -> tuple[Storage, dict[str, NDArray[A
     def outputs(packed: NDArray[Any]) -> NDArray[np.uint8]:
         parts = _words(packed, 4).reshape(packed.shape[0], -1, 8)
         out = np.empty_like(parts)
+        # Place k of a word is output AWQ_ORDER[k]: assigned through the order here, read through it on the way back
+        # (`awq`).
         out[..., list(AWQ_ORDER)] = parts
         return np.ascontiguousarray(out.reshape(packed.shape[0], -1).T)
 
@@ -468,6 +475,7 @@ def _packed(method: Method, tensors: Tensors) -> tuple[Storage, dict[str, NDArra
     """weight_packed (outputs, inputs / codes of a word), weight_scale (outputs, groups), weight_shape and
     weight_zero_point (outputs / codes, groups)."""
     rows, columns = (int(one) for one in _one(tensors, "weight_shape"))
+    # Rows are filled up to whole words: what is beyond the columns says nothing.
     codes = _words(_one(tensors, "weight_packed"), method.bits)[:, :columns]
     zeros = None
     if "weight_zero_point" in tensors:
@@ -497,6 +505,7 @@ def gptq(storage: Integers, arrays: Arrays, shape: Shape) -> dict[str, NDArray[A
     """What GPTQ's first format has of a layer. InputError where it cannot hold it."""
     each = 32 if storage.bits == 3 else 32 // storage.bits
     _check_words(storage, shape, each, each, "gptq")
+    # The first format's readers add 1 to what is stored: wraps in the bits of a code, as theirs does.
     zeros = (_zeros(storage, arrays) - np.uint8(1)) & np.uint8(2**storage.bits - 1)
     columns, group = shape[1], storage.group or shape[1]
     return {

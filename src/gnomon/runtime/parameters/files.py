@@ -90,6 +90,7 @@ class ParameterFile:
         into = torch.empty(self.size, dtype=self.dtype, pin_memory=self.pinned)
         view, done = memoryview(into.view(torch.uint8).numpy().data), 0
         while done < into.nbytes:
+            # One call reads 2 GiB at most.
             done += os.preadv(self._file, [view[done:]], done)
         self._let_go()
         return into
@@ -104,6 +105,7 @@ class ParameterFile:
 
     def _let_go(self) -> None:
         """Lets go of its pages in memory: those that are on the disk take none any more."""
+        # First: the system drops no page from its cache that is still mapped.
         self._map.madvise(mmap.MADV_DONTNEED)
         os.posix_fadvise(self._file, 0, 0, os.POSIX_FADV_DONTNEED)
 

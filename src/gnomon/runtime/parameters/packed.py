@@ -128,6 +128,8 @@ def codes_of(reader: WeightReader, parameter: str) -> list[Codes]:
         storage, arrays, shape = folder.stored(piece.tensor)
         if not isinstance(storage, Integers):
             return []
+        # The picked range of the view's first dim, in rows of the matrix: the view may have taken rows apart (heads of
+        # q, k and v).
         begin, end = (at * prod(piece.view[1:]) // shape[1] for at in (piece.pick or ((0, piece.view[0]),))[0])
         rows = {name: array[begin:end] for name, array in arrays.items()}
         codes.append(Codes(storage, rows, (end - begin, shape[1])))
@@ -172,6 +174,7 @@ class GgufFolder(PackedFolder):
                     f"{gguf.path}: {theirs} is no tensor of a {config.get('model_type')} that is known here"
                 )
             dtype = {"F16": "F16", "BF16": "BF16"}.get(entry.kind, "F32")
+            # An empty range: dtype and shape are what is asked of it, and the numbers are read through `gguf`.
             entries[name] = file.name, Entry(dtype=dtype, shape=entry.shape, begin=entry.begin, end=entry.begin)
             if entry.kind in ("Q4_0", "Q8_0"):
                 packed[name] = {"weight": theirs}

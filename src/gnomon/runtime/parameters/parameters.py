@@ -288,6 +288,7 @@ class Parameters:
 
     def add_matmul(self, name: str, lhs: Tensor, right: Tensor) -> None:
         """Adds the matrix product left · right to the gradient, where it lies if dtypes allow."""
+        # A matmul writes its operands' dtype: for a wider gradient the product is made first and added in that.
         if lhs.dtype != self.dtypes.grad:
             self.add_grad(name, lhs @ right)
             return
@@ -418,6 +419,7 @@ class Borrowed(Parameters):
             away=owner.away,
             device=owner.device,
         )
+        # It has room only while it is gathered.
         self.flat = None
 
     @property

@@ -80,6 +80,7 @@ class Folder:
                 f"{self.path / name}: {tensor} is {entry.dtype}, and weights are read as {', '.join(DTYPES)}; "
                 f"quantised weights are not read"
             )
+        # One mapping a file: tensors are views of it.
         if name not in self._maps:
             path = self.path / name
             # Private mapping: ranks of one machine share the file's pages, and a write by mistake would not reach the
@@ -320,6 +321,7 @@ def start_folder(
         own = {name: (dtype_, shape) for name, (of, dtype_, shape) in tensors.items() if of == file}
         first, header = header_of(own, metadata[file])
         if not join:
+            # Header now and full length by truncation: the file has a hole that ranks fill through shared mappings.
             with (folder / file).open("wb") as out:
                 out.write(first)
                 out.truncate(header.nbytes)
@@ -337,6 +339,7 @@ def _sharded(tensors: Mapping[str, tuple[str, tuple[int, ...]]]) -> dict[str, tu
     places: dict[str, int] = {}
     for name, (dtype, shape) in tensors.items():
         nbytes = prod(shape) * DTYPE_BYTES[dtype]
+        # A tensor is never cut: one larger than the limit has a file to itself.
         if shard_bytes and shard_bytes + nbytes > SHARD_BYTES:
             number, shard_bytes = number + 1, 0
         places[name], shard_bytes = number, shard_bytes + nbytes

@@ -37,6 +37,7 @@ def shut(chosen: Sockets) -> int:
         if _what(number) != what:  # closed, and the number perhaps another's
             continue
         try:
+            # A descriptor of our own for the same connection: closing it leaves the group's.
             with socket.socket(fileno=os.dup(number)) as one:
                 if one.family in (socket.AF_INET, socket.AF_INET6) and one.type == socket.SOCK_STREAM:
                     one.getpeername()  # one that listens has none, and gloo ends the process where it is shut down

@@ -115,6 +115,7 @@ def _started(
 ) -> Result:
     """`member` in a process that was started here: signals end it without a word, or wait for the function. schedules:
     files of orders that the starting process has added. rank, places: its number, and of each rank that."""
+    # A process that is started anew has the built-in orders only; a plan may name one that its starter has added.
     for path in schedules:
         orders.add(path)
     for number in SIGNALS:

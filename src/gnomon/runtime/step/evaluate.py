@@ -24,8 +24,7 @@ def evaluate(executor: Executor, batch: Tensor | Batch) -> float:
 def forward_loss(executor: Executor) -> Tensor:
     """This rank's part of the mean loss of the batch that was taken last."""
     total = torch.zeros((), dtype=torch.float64, device=executor.device)
-    # No row runs here: as the last row left it, a message could be waited for at once, and two ranks wait for each
-    # other.
+    # No row runs here, so none holds the compute stream until its communication is over.
     executor.buffers.blocks = False
     with torch.no_grad():
         for unit in range(executor.feed.num_units):

@@ -181,6 +181,7 @@ class State:
             for earlier in range(part):
                 self.buffers.wait((f"{name[0]}.{earlier}", stage, NO_UNIT))
 
+        # Only the last part is under the gradient's own name: whoever waits for the gradient waits for all parts.
         own = name if last else (f"{name[0]}.{part}", stage, NO_UNIT)
         self.buffers.start(own, lane.start(reduce), sum(grad.nbytes for grad, _ in cut), finish if last else None)
 
@@ -237,9 +238,12 @@ class State:
             slot.name: slot for parameters in stages.values() for slot in parameters.slots if slot.name in self.tied
         }
         first, size = dict[str, int](), 0
+        # By name: every rank that holds some of them lays the sum out alike.
         for name, slot in sorted(slots.items()):
             first[name], size = size, size + slot.stop - slot.start
         some = next(iter(stages.values()))
+        # The whole of all tied parameters on every rank; where a rank has a shard the rest stays 0, and the sum over
+        # ranks fills it.
         total = torch.zeros(size, dtype=some.dtypes.grad, device=self.device)
         parts: list[tuple[Parameters, slice, slice]] = []
         for parameters in stages.values():
@@ -376,6 +380,7 @@ class State:
             self.norm /= by
             self.skips = not math.isfinite(float(self.norm))  # the same on every rank
             self.loss_scale.update(finite=not self.skips)
+        # Gradients still have the loss scale: one multiplication takes it off and clips.
         self.scale = (clip_scale(self.norm, self.settings.clip_norm) if self.clips else 1.0) / by
 
     def ranks_of(self, parameters: Parameters) -> Ranks:
@@ -389,6 +394,7 @@ class State:
         """Carries out OPT: updates this rank's part."""
         self.join_tied()
         self.buffers.wait(self._grad_name(stage))
+        # A gather that is still under way writes these parameters, and would bring back those of before the update.
         if self.stages[stage].zero < 3:
             self.gathered(stage)
         if self.watch is not None:

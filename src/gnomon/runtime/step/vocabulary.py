@@ -57,9 +57,12 @@ class DividedVocabulary:
         would lie whole on every rank."""
         rank, count = groups.here.pipeline_rank, plan.num_pipeline_ranks
         part = Axis(group=groups.by_comm["vocabulary"], ranks=count, index=rank)
+        # What divides the vocabulary is called tp here, so that blocks shard by the rules of a vocabulary-parallel
+        # table and head; a plan's own tp is 1 under a divided vocabulary.
         mesh = Mesh(dp_shard=1, cp=groups.mesh.cp, tp=count)
         layout = replace(plan.layout, sequence_parallel=False, vocab_parallel=True, loss_parallel=True, rules=())
         open_dims = {dim.name for block in ends.parts.blocks for dim in block.dims if dim.size is None}
+        # Only layouts are asked for: any sizes that the axes divide.
         sizes = {name: 1 if name == "batch" else 2 * mesh.cp * count for name in (*open_dims, "batch", "seq")}
         blocks = shard_graph(ends.parts, layout, mesh, sizes, GraphDtypes(param="fp32", compute="fp32"))
         axes = {**axes_of(ends.plan, groups), "tp": part}

@@ -162,6 +162,7 @@ class Passes(Heads):
         local = torch.where(here, local, 0)
         target = wide.gather(-1, local.unsqueeze(-1)).squeeze(-1) * here.to(wide.dtype)
         early = self._early(outputs, exponentials / total.unsqueeze(-1), local, here) if self.early else ()
+        # What SUM_V takes: (…) each, and under `vocab_2` two of (…, width).
         self._put(("VL", self.at, unit), top, total, target, *early)
         self.parts[unit] = SoftmaxPart(
             edge=None if self.early else get_gradient_edge(logits),

@@ -117,12 +117,15 @@ class RowFacts:
                 self.facts[op.outputs[1]] = Fact("perm", first.of)
             case "argsort", "chosen" if not first.order:
                 self.facts[output] = Fact("perm", first.of)
+            # Place k of the sorted rows is choice perm[k] = token x topk + place: its quotient by topk is the token.
             case (("floor_divide" | "div"), "perm"):
                 self.facts[output] = Fact("tokens", first.of)
+            # The other way to the inverse: an empty tensor, written at the places of the permutation.
             case "empty_like", "perm":
                 self.facts[output] = Fact("blank", first.of)
             case (("index_put_" | "index_put"), "blank") if len(op.inputs) == 3 and self.fact(op.inputs[1], "perm"):
                 self.facts[output] = Fact("inverse", first.of)
+            # The argsort of a permutation is its inverse.
             case "argsort", "perm":
                 self.facts[output] = Fact("inverse", first.of)
             case (("_to_copy" | "histc" | "bincount" | "cumsum"), ("chosen" | "counts")):

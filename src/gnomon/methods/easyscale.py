@@ -90,6 +90,7 @@ def additions(structure: Structure) -> tuple[tuple[int, ...], ...]:
     sums: dict[int, tuple[int, ...]] = {}
     sent: dict[tuple[str, int, int], tuple[int, ...]] = {}
     updates: dict[int, tuple[int, ...]] = {}
+    # In topological order, so that a message is there before it is received.
     for row in sorted(range(program.num_rows), key=structure.order.position.__getitem__):
         kind, device, unit = program.kinds[program.kind[row]], int(program.stage[row]), int(program.unit[row])
         override = program.overrides.get(row)
@@ -98,6 +99,7 @@ def additions(structure: Structure) -> tuple[tuple[int, ...], ...]:
         if kind.name == "RED":
             sums[device] = (*sums.get(device, ()), unit)
         elif kind.message == "send":
+            # The running sum leaves its device, the total stays there too: as the effects of SEND_G and SEND_T say.
             sent[kind.comm, peer, unit] = sums[device] if kind.name == "SEND_T" else sums.pop(device)
         elif kind.message == "recv":
             sums[device] = sent[kind.comm, device, unit]
@@ -116,6 +118,7 @@ workers is the sum of its first 2^j (the largest power of two below k) and of th
 def halves(node: Node) -> tuple[Node, Node]:
     """The two that a node of several workers is the sum of."""
     low, high = node
+    # (k - 1).bit_length() - 1 is the exponent of the largest power of two below k.
     middle = low + (1 << ((high - low - 1).bit_length() - 1))
     return (low, middle), (middle, high)
 
@@ -186,6 +189,8 @@ def place_workers(plan: Plan, observation: Observation) -> Plan:
     speeds = stated_speeds[:count] or (1.0,) * count
     shares = [1] * count
     for _ in range(workers - count):
+        # Workers all take the same: giving each to the process that would be done with it first leaves the slowest
+        # process as fast as it can be.
         best = min(range(count), key=lambda process: ((shares[process] + 1) / speeds[process], process))
         shares[best] += 1
     return replace(plan, placement=tuple(process for process, share in enumerate(shares) for _ in range(share)))

@@ -183,6 +183,7 @@ def _after_stalls(structure: Structure, times: Times) -> list[int]:
 def _compute_lanes(program: Program) -> list[NDArray[np.int64]]:
     """Rows of each rank class on the stream of backwards."""
     compute = program.streams.index(next(kind.stream for kind in program.kinds if kind.name in _BACKWARD))
+    # Rows are numbered class by class, so class_ptr cuts the rising numbers into one lane a class.
     rows = np.flatnonzero(program.stream == compute)
     return np.split(rows, np.searchsorted(rows, program.class_ptr[1:-1]))
 

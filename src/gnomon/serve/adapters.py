@@ -83,6 +83,7 @@ def read_adapter(
             raise InputError(f"adapter {name!r} in {folder}: {key} = {config[key]!r} is not served; only {usual!r}")
     if config.get("alpha_pattern") or not isinstance(alpha, int | float):
         raise InputError(f"adapter {name!r} in {folder}: lora_alpha is one number; alpha_pattern is not served")
+    # rsLoRA divides by the root of the rank.
     factor = alpha / (rank**0.5 if config.get("use_rslora") else rank)
     file = Folder.of(folder / FILE)
     low: dict[str, Low] = {}
@@ -118,6 +119,8 @@ def _low(file: Folder, head: str, shape: tuple[int, int], rank: int, factor: flo
 
 def _own(low: Low, linear: Linear, slot: Slot) -> Low:
     """Cuts an adapter to a rank's part of the matrix: the same rows of B and columns of A."""
+    # The number of each element of the whole matrix: narrowed as the parameter is, quotients and remainders say which
+    # rows and columns this rank has, however dims are joined.
     part = torch.arange(math.prod(slot.whole)).view(slot.whole)
     for dim, (first, length) in enumerate(zip(slot.offset, slot.shape, strict=True)):
         part = part.narrow(dim, first, length)

@@ -135,6 +135,8 @@ class Calls:
         if last:
             self.pending = ""
             return "" if self.count and not text.strip() else text
+        # The longest end of the text with which OPEN_CALL may begin is held back, and the space before it, which is
+        # left out where a call follows.
         keep = next((n for n in range(min(len(OPEN_CALL) - 1, len(text)), 0, -1) if OPEN_CALL.startswith(text[-n:])), 0)
         plain = text[: len(text) - keep].rstrip()
         self.pending = text[len(plain) :]

@@ -126,6 +126,7 @@ def _changed(raw: Tensor, row: LogitsRow) -> Tensor:
     if len(row.answer) < s.min_tokens and s.stop_ids:
         logits[torch.tensor(sorted(s.stop_ids))] = -torch.inf
     for row_of in s.banned:
+        # Only the last token of a row is forbidden, and only where the answer ends with the others.
         before = row_of[:-1]
         if not before or tuple(row.answer[-len(before) :]) == before:
             logits[row_of[-1]] = -torch.inf
@@ -146,6 +147,7 @@ def _drawn(logits: Tensor, s: Sampling, generator: torch.Generator | None) -> in
         values, ids = logits, None
     shares = values.softmax(-1)
     if s.top_p < 1:
+        # The sum less its own share is that of the likelier tokens: a token is kept while they have not reached p.
         shares = torch.where(shares.cumsum(-1) - shares < s.top_p, shares, 0.0)
     if s.min_p > 0:
         shares = torch.where(shares >= s.min_p * shares.max(), shares, 0.0)

@@ -43,6 +43,8 @@ def meet(seat: Seat, ways: Ways) -> Axis:
     dist.init_process_group("gloo", store=store, rank=seat.rank, world_size=ways.ranks)
     own = None
     if ways.tp > 1:
+        # Every rank makes every stage's group, in the same order, whether it is in it or not: torch.distributed wants
+        # it so.
         for stage in range(ways.pp):
             tp_group = dist.new_group(list(range(stage * ways.tp, (stage + 1) * ways.tp)))
             own = tp_group if stage == seat.rank // ways.tp else own

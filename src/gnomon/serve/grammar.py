@@ -56,6 +56,8 @@ class Mask:
         except Exception as error:  # llguidance raises nothing narrower
             self.why = str(error)
             return None
+        # A bit a token, the first in the lowest bit. Rows of the model beyond the tokenizer's tokens are no text and
+        # not allowed.
         known = np.unpackbits(bits, bitorder="little")[: self.vocab_size].astype(bool)
         if self.matcher.is_error() or not known.any():
             self.why = str(self.matcher.get_error()) or "no text is of it"
@@ -94,6 +96,7 @@ class Grammars:
             self._made_of.move_to_end(text)
             if len(self._made_of) > KEPT:
                 self._made_of.popitem(last=False)
+            # A matcher moves on with the tokens of its answer: the one that is kept stays at the beginning.
             return Mask(self._made_of[text].deep_copy(), self.vocab_size)
 
     def _matcher(self, text: str) -> Any:

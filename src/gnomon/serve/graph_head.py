@@ -126,6 +126,7 @@ class HeadCalibration:
 
     def pays(self, rows: int) -> bool:
         """Whether so many rows are faster by the graph."""
+        # Beyond TIMED_ROWS interp keeps the last value, so of many rows the product counts as quicker than it is.
         return bool(self.width) and rows * self.graph_s < float(np.interp(rows, TIMED_ROWS, self.exact_s))
 
     def summary(self, tokens: int) -> str:
@@ -158,6 +159,8 @@ class GraphHead:
         order = np.argsort(square)
         most = max(1, int(len(rows) * (1 - LONGEST)))
         self._inner, self._always = np.sort(order[:most]), np.sort(order[most:])
+        # With this coordinate all points have one length M, and |p - q|^2 = M^2 + |q|^2 - 2 p q: the nearest point is
+        # the one with the largest product.
         missing = np.sqrt(np.maximum(square[self._inner].max() - square[self._inner], 0.0))
         points = np.concatenate([centred[self._inner], offset[self._inner, None], missing[:, None]], axis=1)
         self._index = faiss.IndexHNSWFlat(points.shape[1], NEIGHBOURS)
@@ -177,6 +180,7 @@ class GraphHead:
     def likeliest(self, state: Tensor, count: int, width: int) -> tuple[NDArray[np.int64], Tensor]:
         """(tokens, their exact logits) of at least `count` that the search takes for the likeliest. state: (width)."""
         point = np.zeros((1, len(state) + 2), dtype=np.float32)
+        # 1 for the coordinate of the bias, 0 for the one that makes lengths equal.
         point[0, : len(state)], point[0, len(state)] = state.numpy(), 1.0
         self._index.hnsw.efSearch = max(width, count)
         near = self._inner[self._index.search(point, count)[1][0]]

@@ -335,6 +335,7 @@ def sizes_of(
         # an eighth of the memory, or what four times the running requests have
         sizes = replace(sizes, snapshots=min(4 * sizes.max_seqs, kv_bytes // 8 // sizes.lanes // state))
         kv_bytes -= sizes.lanes * sizes.snapshots * state
+    # Ranks of a stage have equal parts: one of each stage is looked at.
     shares = [graph] if ways == ALONE else [divide(graph, ways, rank).graph for rank in range(0, ways.ranks, ways.tp)]
     blocks = sizes.blocks
     for share in shares:
@@ -381,6 +382,7 @@ def state_bytes(graph: Graph) -> int:
                 x, bc = (list(named[name].dims) for name in ("weight_x", "weight_bc"))
                 width, taps, state = _row((*x[0].atoms, *x[1].atoms)), x[-1].size or 1, bc[2].size or 1
                 channels = width + _row(atom for dim in bc[:-1] for atom in dim.atoms)
+                # In float32, as `LayerScan` holds them.
                 total += 4 * (width * state + channels * (taps - 1))
     return total
 

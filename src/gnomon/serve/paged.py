@@ -28,6 +28,7 @@ def untouched(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
     """Zeros that take no memory until they are written to: torch's own are written as they are made. In small pages: in
     huge ones the first token of each layer's pool would take megabytes."""
     whole = np.zeros(math.prod(shape) * dtype.itemsize, np.uint8)
+    # madvise takes whole pages: what lies before the first and behind the last stays as it is.
     begin = -(-whole.ctypes.data // PAGE) * PAGE
     if (length := (whole.ctypes.data + whole.nbytes - begin) // PAGE * PAGE) > 0 and sys.platform == "linux":
         ctypes.CDLL(None).madvise(ctypes.c_void_p(begin), ctypes.c_size_t(length), MADV_NOHUGEPAGE)

@@ -116,6 +116,7 @@ class TokenRows:
             spans.append((first, len(ids), part.start))
             begins.append(len(ids))
             logit_rows += [first + at for at in part.logit_places]
+        # A sequence's first token does not count: on the other way scans clear the slot that it was given.
         one_each = len(ids) == len(parts) and all(part.start for part in parts)
         if one_each:
             positions = np.fromiter((part.start for part in parts), np.int64, len(parts))
@@ -127,6 +128,7 @@ class TokenRows:
             table = np.zeros((len(parts), max(1, widest)), np.int32)
             for row, blocks in zip(table, group, strict=True):
                 row[: len(blocks)] = blocks
+            # Blocks that are let go are out of every window, so nothing reads them: 0 is a block that is there.
             page_tables.append(torch.from_numpy(np.maximum(table, 0)))
         counts = [end - first for first, end, _ in spans]
         lengths = [start + end - first for first, end, start in spans]

@@ -46,6 +46,7 @@ class LayerScan:
 
     def run(self, rows: TokenRows, joined: Tensor) -> Tensor:
         """(1, tokens, groups, width) of (1, tokens, all that the projection writes)."""
+        # The projection's rows lie group after group, each with its own z, x, B, C and dt.
         widths = [self.width, self.width, self.state, self.state, self.heads // self.groups]
         parts = joined[0].to(self.dtype).unflatten(-1, (self.groups, -1)).split(widths, dim=-1)
         z, x, b, c, dt = (part.flatten(-2) for part in parts)
@@ -64,11 +65,13 @@ class LayerScan:
 
     def _one_each(self, rows: TokenRows, xbc: Tensor, dt: Tensor) -> Tensor:
         """A token of each sequence."""
+        # (sequences, channels, taps): the earlier tokens that the convolution reads, then the new one.
         window = torch.cat([self.before[rows.slots], xbc.unsqueeze(-1)], dim=-1)
         self.before[rows.slots] = window[..., 1:]
         mixed = (window * self.weight).sum(-1)
         x, b, c = self._split(functional.silu(mixed if self.bias is None else mixed + self.bias))
         decay = (self.decay * dt).exp()[..., None, None]
+        # S = exp(A dt) S + dt x B: (sequences, heads, head, state).
         state = self.states[rows.slots] * decay + (x * dt[..., None])[..., None] * b[..., None, :]
         self.states[rows.slots] = state
         for slot, marks in zip(rows.slots.tolist(), rows.marks, strict=False):
@@ -95,6 +98,8 @@ class LayerScan:
 
     def _piece(self, slot: int, xbc: Tensor, dt: Tensor) -> Tensor:
         """Tokens of one sequence, whose state goes on."""
+        # Earlier tokens stand where a convolution from the beginning would have zeros, so none are padded: as many come
+        # out as new tokens went in.
         window = torch.cat([self.before[slot], xbc.T], dim=-1)
         self.before[slot] = window[:, window.shape[1] - self.taps + 1 :]
         mixed = functional.conv1d(window.unsqueeze(0), self.weight[:, None], self.bias, groups=len(self.weight))
@@ -112,13 +117,17 @@ def resumed(x: Tensor, decay: Tensor, b: Tensor, c: Tensor, chunk: int, state: T
     outputs = []
     for first in range(0, len(x), chunk):
         xs, bs, cs = (t[first : first + chunk] for t in (x, b, c))
+        # exp(since[i] - since[j]) is the decay of token j's part up to token i.
         since = decay[first : first + chunk].cumsum(0).T  # (heads, chunk)
         steps = since[:, :, None] - since[:, None, :]
         before = torch.ones(len(xs), len(xs), dtype=torch.bool).tril()
+        # Masked before exp: above the diagonal the differences are positive, and exp of one may be infinite.
         within = steps.masked_fill(~before, -torch.inf).exp()
         scores = torch.einsum("ihn,jhn->hij", cs, bs) * within
         y = torch.einsum("hij,jhp->ihp", scores, xs)
+        # What came before the chunk has decayed since the chunk began.
         y = y + torch.einsum("ihn,hpn,hi->ihp", cs, state, since.exp())
+        # What each token leaves has decayed from it to the chunk's end.
         added_state = torch.einsum("jhn,hj,jhp->hpn", bs, (since[:, -1:] - since).exp(), xs)
         state = state * since[:, -1].exp()[:, None, None] + added_state
         outputs.append(y)

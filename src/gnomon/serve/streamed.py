@@ -88,6 +88,7 @@ class Streams:
         if self._now not in self.layers:
             self.layers[self._now] = _StreamedLayer(self._end)
             self.order.append(self._now)
+        # Layer k of the order lies in room k % ROOMS, as `take` and `release` count too.
         layer, room = self.layers[self._now], self._room((len(self.order) - 1) % ROOMS)
         changed: dict[str, Any] = {}
         for field in fields(packed):
@@ -144,6 +145,8 @@ class Streams:
         if number not in self.layers:
             return
         place = self.order.index(number)
+        # The next layer of the same room, after the last one the first of the next iteration. A layer that has its room
+        # to itself is not read again.
         following = place + ROOMS if place + ROOMS < len(self.order) else place % ROOMS
         if following != place:
             self._begin(place % ROOMS, self.order[following])

@@ -40,6 +40,8 @@ class TextStream:
     def push(self, token: int) -> bool:
         """Takes one more token; returns whether the answer ends with it."""
         self.ids.append(token)
+        # Decoded together with the tokens before: a tokenizer may leave out the space before the first word of a text,
+        # and the difference of the two has it.
         old = self._decoded(self.before, self.read)
         new = self._decoded(self.before)
         if new.endswith(BROKEN) and len(self.ids) - self.read < LONGEST_LETTER:
@@ -50,11 +52,13 @@ class TextStream:
         return self.words.decode(self.ids[first:stop], specials=self.specials)
 
     def _add(self, text: str) -> bool:
+        # A stop string may have begun in what was there before.
         begin = max(0, len(self.text) - self.longest + 1)
         self.text += text
         self.before, self.read = self.read, len(self.ids)
         places = [(at, stop) for stop in self.stops if (at := self.text.find(stop, begin)) >= 0]
         if places:
+            # The one that begins first; of two that begin there the shorter, which was whole first.
             at, stop = min(places)
             self.text = self.text[: at + len(stop) * self.keep_stop]
             self.ended = True

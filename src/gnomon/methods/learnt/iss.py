@@ -225,6 +225,7 @@ def _costs(plan: Plan, graph: Graph) -> MethodCosts:
         for tensor in block.parameters:
             if (full := layer.call.parameter_name(tensor.name, layer.index)) in names:
                 sizes[full] = prod(atom.size or 0 for atom in tensor.atoms)
+    # Read for a norm, read and written to be scaled: three times by row and three times by column.
     return MethodCosts(update_bytes=6.0 * width * sum(sizes.values()))
 
 

@@ -28,9 +28,12 @@ def admm(
     (inputs, inputs): the sum of all products of two inputs; project: the mask that is kept of sizes. Returns a matrix
     of the pattern."""
     sizes = np.sqrt(np.maximum(np.diag(squares), 0))
+    # An input that was always 0 has no size of its own, and is divided by below.
     sizes = np.where(sizes > 0, sizes, sizes[sizes > 0].min() if (sizes > 0).any() else 1.0)
     h = squares / np.outer(sizes, sizes)
     h[np.diag_indices(len(h))] += DAMPING
+    # Inputs divided by their sizes, weights multiplied: the products stay, and magnitudes of weights compare across
+    # inputs.
     whole = weight.astype(np.float64) * sizes
     inverse = np.linalg.inv(h + PENALTY * np.eye(len(h)))
     target = whole @ h
@@ -38,6 +41,8 @@ def admm(
     pruned, u = np.where(mask, whole, 0), np.zeros_like(whole)
     best, least = pruned, _error(pruned - whole, h)
     for step in range(STEPS):
+        # The minimum over W of |(W - W0) X|² + PENALTY |W - Z + U|²: W (h + PENALTY) = W0 h + PENALTY (Z - U). One
+        # inverse serves all steps.
         free = (target + PENALTY * (pruned - u)) @ inverse
         if step < STEPS // 2:
             mask = project(np.abs(free + u).astype(np.float32))

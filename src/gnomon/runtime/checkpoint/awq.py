@@ -93,6 +93,7 @@ def scales_of(
 def _best(linears: Mapping[str, NDArray[np.float32]], squares: NDArray[np.float64], rounded: Rounded) -> Vector:
     """(inputs,) of linears that read the same inputs."""
     size = np.sqrt(np.maximum(np.diag(squares), 0))
+    # An input that was always 0 would have the scale 0, which is divided by.
     size = np.where(size > 0, size, size[size > 0].min() if (size > 0).any() else 1.0)
     best, least = np.ones(len(size), np.float32), np.inf
     for step in range(POWERS):
@@ -100,6 +101,7 @@ def _best(linears: Mapping[str, NDArray[np.float32]], squares: NDArray[np.float6
         scales = (scales / np.sqrt(scales.max() * scales.min())).astype(np.float32)
         error = 0.0
         for weight in linears.values():
+            # (W' - W) X, by the products of inputs: its squared length is the trace of off · squares · offᵀ.
             off = (rounded(weight * scales) / scales - weight).astype(np.float64)
             error += float(np.einsum("ij,ij->", off @ squares, off))
         if error < least:

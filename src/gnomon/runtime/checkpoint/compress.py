@@ -605,7 +605,9 @@ def gptq(
     # Row j of the upper Cholesky factor of the inverse has what GPTQ's Algorithm 1 needs at column j: the inverse of
     # the Hessian of the columns not rounded yet, without inverting it anew for each.
     upper = np.linalg.cholesky(np.linalg.inv(h)).T
+    # Without groups a row is one.
     size = form.group or columns
+    # For a single column under the scale of its group.
     one = replace(form, group=0)
     codes, scales = np.empty(w.shape, np.uint8), []
     for start in range(0, columns, size):

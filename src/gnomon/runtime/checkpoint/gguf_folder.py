@@ -45,6 +45,8 @@ def folder_of(file: Path, *, tokenizer: Path | None = None) -> Path:
     }
     texts = _texts(read_gguf(file), skip={*companions, *([TOKENIZER] if tokenizer else [])}) | companions
     link = file.resolve()
+    # The name follows from what the folder holds: an edited config.json makes another one, and weights are read by the
+    # link.
     key = sha256(json.dumps([str(link), sorted(texts.items())]).encode()).hexdigest()[:16]
     base = cache_folder() / "gguf"
     base.mkdir(mode=0o700, exist_ok=True)
@@ -56,6 +58,7 @@ def folder_of(file: Path, *, tokenizer: Path | None = None) -> Path:
         for name, text in texts.items():
             (here / name).write_text(text, encoding="utf-8")
         (here / "model.gguf").symlink_to(link)
+        # Made under another name and renamed: who finds the folder finds it whole.
         os.rename(here, cached)
     except OSError:
         shutil.rmtree(here, ignore_errors=True)

@@ -117,6 +117,7 @@ class MemoryCheckpoint:
         to = keeper(rank, ranks) if self.alike.count(self.alike[rank]) == 1 else None
         by = before if self.alike.count(self.alike[before]) == 1 else None
         parts = _parts(executor) if to is not None else []
+        # How many, then how long, then the bytes: the rank before may be another stage, whose tensors are other ones.
         mine = torch.tensor([part.numel() for part in parts])
         (count,) = _exchanged([torch.tensor([len(mine)])], [torch.zeros(1, dtype=torch.int64)], to, by)
         (sizes,) = _exchanged([mine], [torch.zeros(int(count), dtype=torch.int64)], to, by)
@@ -150,6 +151,7 @@ class MemoryCheckpoint:
         this rank sent or received. All ranks must call it."""
         self.alike = tuple(alike)
         rank, ranks, moved = dist.get_rank(), len(held_steps), 0
+        # Taken, and then a rank was lost before all knew of it: the executor still has this state.
         if step == self._live and step != self.own.step:
             self._copy_own(step)
         if step == self._coming.step:
@@ -175,11 +177,14 @@ class MemoryCheckpoint:
         executor = self._executor
         assert executor is not None and self.own.step != NONE
         executor.synchronise()
+        # First: `_parts` lists these states too, and a new executor may not have made them yet.
         _make_factored(executor, self.own.data)
         parts = _parts(executor)
         assert sum(part.numel() for part in parts) == self.own.data.numel(), "the copy is of another state"
         for part, saved in zip(parts, self.own.data.split([part.numel() for part in parts]), strict=True):
             part.copy_(saved)
+        # Views of the state were filled by copying. The last four are made by `_parts` itself: random numbers and
+        # counts are set by hand.
         *_, rng, numbers, _, _ = parts
         _set_numbers(executor, numbers.view(torch.float64).tolist())
         torch.set_rng_state(rng)
@@ -244,6 +249,8 @@ def _factored(executor: Executor) -> list[dict[str, list[tuple[list[int], str]]]
 
 def _make_factored(executor: Executor, data: Tensor) -> None:
     """Room for what rules keep beside, as it was in the copy."""
+    # The last 8 bytes say how long the table before them is (`_parts`). A copy, since a view as int64 wants an aligned
+    # begin.
     length = int(data[-8:].clone().view(torch.int64))
     factored_moments = json.loads(bytes(data[-8 - length : -8].tolist()))
     for (_, rule), moments in zip(executor.parameters(), factored_moments, strict=True):

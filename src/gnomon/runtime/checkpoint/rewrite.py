@@ -31,6 +31,7 @@ def exchanged(folder: Folder, file: str, target: Path, new: Tensors, dropped: fr
     with (folder.path / file).open("rb") as old, (target / file).open("wb") as out:
         out.write(first)
         for name, entry in header.entries.items():
+            # The new header may have tensors in another order, and at other places, than the old file.
             out.seek(entry.begin)
             if name in new:
                 out.write(np.ascontiguousarray(new[name][1]).tobytes())

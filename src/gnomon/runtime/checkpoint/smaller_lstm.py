@@ -39,6 +39,7 @@ def shrink(whole: Path, target: Path, lstms: Sequence[Lstm]) -> dict[str, tuple[
         for layer in lstm.layers:
             stay = _stay(stored, layer)
             sizes.append(int(stay.sum()))
+            # Matrices of an LSTM have the rows of one gate after those of another.
             rows = np.tile(stay, GATES)
             for name in (layer.input_weights, layer.recurrent, *layer.biases):
                 new[name] = new[name][rows]
@@ -73,6 +74,7 @@ def _stay(stored: Mapping[str, NDArray[Any]], layer: LstmLayer) -> NDArray[np.bo
     stay = np.logical_or.reduce([gate.any((0, 2)) for gate in gates])
     for name in (layer.recurrent, *layer.readers):
         stay |= nonzero[name].any(0)
+    # As in training a layer keeps one unit at least.
     if not stay.any():
         stay[0] = True
     return np.asarray(stay)

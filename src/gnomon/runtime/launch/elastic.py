@@ -128,6 +128,8 @@ class _LogicalMember(Member):
         """Parameters, optimizer states and what was recorded, from the process of that rank, in memory."""
         pairs = list(self.executor.parameters())
         scaler = self.executor.state.loss_scale
+        # Updates of each part, steps behind the checkpoint that it began from, and under fp16 the scale and its good
+        # steps.
         numbers = torch.tensor(
             [
                 *(float(update.steps) for _, update in pairs),

@@ -191,6 +191,8 @@ class Launcher(Processes):
                 self._look()
             if monotonic() > self.until:
                 break
+        # Nobody is left and nobody has trained to the end: what was lost ended the job, though each loss alone could be
+        # borne.
         return fatal or ([] if self._complete() or self.stopped else self.lost)
 
     def _patience_s(self) -> float:
@@ -283,7 +285,7 @@ class Launcher(Processes):
             return True
         assert self.store is not None
         self.gone.add(process)
-        # The lost process is in `left` already, so that the controller does not see it.
+        # The lost process is in `gone` already, so that the controller does not see it.
         after = self.controller.after_loss(self._seen(), self.restarts)
         if not after.goes_on:
             return False
@@ -349,6 +351,7 @@ class Launcher(Processes):
             return
         replies, lines = self.desk.hear(message), {process: one for one, process in self.listened.items()}
         for process, reply in replies.items():
+            # One that has ended meanwhile needs no answer.
             if process in lines:
                 lines[process].send_bytes(reply)
 

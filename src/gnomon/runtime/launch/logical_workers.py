@@ -102,12 +102,15 @@ class LogicalWorkers(Replica):
         for worker in self.own:
             sleep(self.pause_s)
             self.feed.take(self.rows_of(inputs, worker))
+            # The loss is the mean over the labels of the whole batch; `take` has counted those of this worker's rows.
             self.feed.counted = self._counted(inputs)
             self.compute.new_step()
             for row in self.computing:
                 self._do(row)
             # By worker, not summed here: the order of additions must not depend on which workers are on one process.
             losses[worker] = self.compute.loss
+            # The gradients are `partial`'s now. The next worker writes into buffers that a finished sum has freed, or
+            # into new ones; `begun` is empty, so old numbers are not added to.
             free = partial.add(worker, [part.whole_grad() for part in parameters])
             for index, part in enumerate(parameters):
                 part.grad = None if free is None else free[index]
@@ -116,6 +119,7 @@ class LogicalWorkers(Replica):
         loss = self._in_order(losses)
         for index, part in enumerate(parameters):
             sums = {node: grads[index] for node, grads in partial.sums.items()}
+            # Room for the sum: its own went to `partial`.
             part.whole_grad()
             assert part.grad is not None
             exchange(sums, part.grad, self.nodes, self.workers, dist.group.WORLD if self.together else None)

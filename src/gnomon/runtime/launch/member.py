@@ -108,6 +108,7 @@ class Member(ABC):
 
     def _shut(self) -> None:
         """Ends the connections of this epoch's groups, and that to the store which these were made by."""
+        # While groups are still being made: all that was opened since the epoch began.
         shut(self.own_sockets or sockets() - self.before)
 
     # --- steps

@@ -146,6 +146,7 @@ class _Worker(Member):
     def _train_ticket(self, ticket: int) -> ArrivalNote:
         """One step on this worker's rows of a batch."""
         began = perf_counter()
+        # A ticket is one worker's share of a step's batch, whoever draws it: rows are by ticket, not by worker.
         step, place = divmod(ticket, self.job.plan.world_size)
         batch = inputs_by_name(self.corpus.batch(step + 1, seed=self.job.seed, **self.size))
         result = self.replica.step(self.replica.rows_of(batch, place))
@@ -173,6 +174,7 @@ class _Worker(Member):
             values = json.loads(launcher.recv_bytes())
         except (EOFError, OSError) as error:
             raise PeerError(f"worker {self.number} waited for the launcher, which is gone") from error
+        # JSON has lists where a frozen value has tuples.
         return Reply(**values | {"group": tuple(values["group"]), "shares": tuple(values["shares"])})
 
     def _average(self, reply: Reply) -> None:
@@ -183,6 +185,8 @@ class _Worker(Member):
         self.replica.synchronise()
         group, share = self._group(reply.group), reply.shares[reply.group.index(self.number)]
         for parameters, _ in self.replica.parameters():
+            # The copy that updates change: averaging what was rounded from it would lose the difference at the next
+            # update.
             whole = parameters.shard if parameters.master is None else parameters.master
             _mean(whole, share, group)
             if parameters.master is not None:
@@ -223,6 +227,7 @@ class _Worker(Member):
         if batch is None:
             return None
         self.replica.feed.take(self.replica.rows_of(inputs_by_name(batch), self.number))
+        # Each worker's loss is the mean over its own rows, and all have equally many.
         loss = forward_loss(self.replica) / self.job.plan.world_size
         dist.all_reduce(loss)
         return float(loss)

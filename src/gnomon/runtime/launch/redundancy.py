@@ -157,6 +157,7 @@ class ProcessWork(RowActions):
         for name in now.coming:
             self.buffers.tensors.pop(name, None)
             buffer, stage, unit = name
+            # It was posted to a connection that is broken: the row receives once more, from whoever has that stage now.
             now.rows_done.discard((f"RECV_{'F' if buffer == 'X' else 'B'}", stage, unit))
         if not now.copied:
             now.rows_done.discard(("RECV_COPY", self.own.stage, -1))

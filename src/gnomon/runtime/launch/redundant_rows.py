@@ -45,6 +45,7 @@ class RankExecutor(Executor):
         self.number = rank
         super().__init__(graph, without(plan), workload, **rest)
         (self.stage,) = self.stages
+        # Which replica it is in: ranks of one position have the stages of one pipeline.
         self.position = stage_sets(self.plan)[self.stage].index(rank)
 
     def _groups(self) -> Groups:
@@ -256,6 +257,7 @@ class Lines(RankMessages):
     """Messages of a rank's stage to whichever process has the other end."""
 
     def __init__(self, part: RankExecutor, work: RowActions) -> None:
+        # All that the part's messages know; only whom they go to differs.
         vars(self).update(vars(part.messages))
         self.part, self.work = part, work
 

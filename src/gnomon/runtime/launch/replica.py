@@ -65,6 +65,7 @@ class Replica(Executor):
 
     def rows_of(self, batch: Batch, worker: int) -> dict[str, Tensor]:
         """Those of a worker: its part of every microbatch, as its own rank would take it."""
+        # As `Feed` deals rows: microbatch after microbatch, and in each worker after worker.
         return {
             name: tensor.unflatten(0, (self.units, self.workers, self.unit_rows))[:, worker].flatten(0, 1)
             for name, tensor in batch.items()

@@ -100,6 +100,7 @@ class TicketDesk:
             raise RunError(f"{error}, so the run ended; {after}") from error
         if self.controller is None:
             job, done = self.job, result.resumed_from
+            # Both are due at multiples of it; where one is 0 (never) it is the other.
             meet_every = math.gcd(job.checkpoint_every, job.validate_every)
             self.controller = TicketController(settings_of(job.plan), steps=job.steps, done=done, meet_every=meet_every)
             self.next_step = done + 1
@@ -140,6 +141,7 @@ class TicketDesk:
             self.averages.append(result.average_s)
         if not math.isfinite(result.loss):
             raise RunError(f"the loss of worker {result.arrival.worker} is {result.loss}: training diverged")
+        # Steps are recorded in order: a ticket of a later step may arrive before the last one of this.
         first = (self.next_step - 1) * workers
         while all(ticket in self.results for ticket in range(first, first + workers)):
             of_step = [self.results.pop(ticket) for ticket in range(first, first + workers)]

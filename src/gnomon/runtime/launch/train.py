@@ -369,6 +369,7 @@ def exported(job: TrainingJob, executor: Executor, own: OwnModule | None, *, sto
         return
     target, model = job.export
     if own is not None and iss.METHOD.used(job.plan):
+        # Beside the target, so that a run that is cut off leaves no half-written target.
         whole = target.with_name(f".{target.name}.whole")
         own.export(executor, whole)
         if dist.get_rank() == 0:
@@ -486,6 +487,7 @@ class Loop:
     def ends(self, step: int, signal_number: int, busy: bool) -> bool:
         """Validates, reports and saves as is due after the step; whether it was the last. asked: signal, or 0. busy:
         whether any rank still writes the checkpoint before. RunError where training diverged."""
+        # The loss is the same sum on every rank, so all raise or none does.
         self._check_loss(step)
         # Without waiting: where a rank still writes, training goes on.
         if self.saver is not None and not busy:

@@ -187,6 +187,8 @@ class GgufFolder(PackedFolder):
             storage, arrays = integers
         if heads := heads_turned(tensor, self.config):
             vector = len(self.entries[tensor][1].shape) == 1
+            # The inverse of `row_order`: where each of our rows lies there. A vector's elements are columns of its one
+            # row.
             order = np.argsort(row_order(shape[1] if vector else shape[0], heads))
             arrays = {name: x[:, order] if vector else x[order] for name, x in arrays.items()}
         return storage, arrays, shape

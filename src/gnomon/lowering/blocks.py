@@ -65,6 +65,7 @@ def _by_column(program: Program, blocks: NDArray[np.int64]) -> Rows | None:
     last = blocks[stage] - 1
     # Block within its stage: backwards run from the last block to the first, messages stand at one end.
     offset = np.where(of(*_BACKWARD, "AR")[row], last[row] - place, np.where(at_last[row], last[row], place))
+    # ends[i] is one past the last new row of old row i, so [0, *ends] at the old borders of classes are the new ones.
     begin = np.cumsum(blocks) - blocks
     return replace(
         Rows.of(program),

@@ -46,6 +46,7 @@ class Insertions:
         group = self.rows[index].group
         return self._span[group][1] if group >= 0 else index
 
+    # The default is every stage that a Program can have (`MAX_STAGES`).
     def without(self, kind: str, stages: Container[int] = range(1 << 16)) -> list[Row]:
         """Returns the new list, in which old rows of `kind` are dropped where they are of one of these stages."""
         out: list[Row] = []

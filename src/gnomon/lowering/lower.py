@@ -196,6 +196,7 @@ def outline(
     cut = tuple((stage, part) for stage, part in enumerate(named) if part is not None)
     starts, skips = _chains(graph, plan)
     ranks_of = dict(zip(plan.pipeline_ranks, plan.stage_ranks, strict=True))
+    # The ranks of a stage are shared out to its kinds of data-parallel worker by how many workers each has.
     members = [len(group.members) for group in workers]
     return Outline(
         schedule=replace(plan.schedule, micro_batch_size=None, num_microbatches=count, layers_per_stage=()),
@@ -362,7 +363,8 @@ ROW_PASSES: Mapping[str, Callable[[int, int, Pass], Rows]] = {DAPPLE: _dapple}
 
 
 def _with_reductions(rows: Rows, step_outline: Outline, *, workers_differ: bool) -> Rows:
-    """The rows with the reductions over data-parallel ranks. unlike: of several classes, which meet in them."""
+    """The rows with the reductions over data-parallel ranks. workers_differ: they are of several classes, which
+    meet in them."""
     pairs = {stage for pair in step_outline.shared for stage in pair}
     rows = with_all_reduce(rows, step_outline.reduced - pairs, overlap=step_outline.overlap.grad_reduce)
     rows = with_all_reduce(

@@ -57,6 +57,7 @@ def with_polled(rows: Rows, *, chains: Sequence[int] = (0,), paired: bool = Fals
             parts.append(replace(go, kind=waits))  # the first tensor: right after the forward
             go = replace(go, anchor=_after_pair(rows, go)) if paired else go
             parts.append(replace(come, kind=np.full(len(come.anchor), poll, np.int8)))
+        # Rows next to one action stand in the order of the parts: the message, then the look whether it has gone.
         parts += [come, go, replace(go, kind=waits)]
     return insert(rows, parts, kinds)
 

@@ -33,6 +33,7 @@ def with_norm(rows: Rows, *, buffer: str = "G") -> Rows:
     group = int(rows.group.max(initial=-1)) + 1
     parts = []
     for cls, at in zip(classes.tolist(), updates[first].tolist(), strict=True):
+        # One row stands for the norm of all stages of the class, so it reads the gradients of each.
         mine = rows.stage[updates[rank_class == cls]].tolist()
         parts.append(
             Inserted(

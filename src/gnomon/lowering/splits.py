@@ -66,6 +66,7 @@ def _runs(program: Program, kinds: Mapping[str, str], stages: Collection[int] | 
             continue
         if program.group[row] >= 0:
             raise PlanError(f"{program.where(row)} is in a group, which cannot be split")
+        # -2 is next to no row.
         last = runs[-1][-1] if runs else -2
         joins = last == row - 1 and all(column[last] == column[row] for column in (program.stage, program.unit))
         joins = joins and program.stream[last] != program.stream[row]
@@ -92,6 +93,7 @@ def _private(
     private: list[set[BufferRef]] = [set() for _ in range(1 + max(of_run.values(), default=-1))]
     for (_, ref), rows in touched.items():
         runs = {of_run.get(row, -1) for row in rows}
+        # What one row alone touches is not handed from part to part.
         if len(runs) == 1 and -1 not in runs and len(rows) > 1 and ref.buffer in in_step:
             private[runs.pop()].add(ref)
     return private
@@ -117,6 +119,7 @@ def _cut(
                 changed.append(RowEffect(op, ref))
         stays = own == ("first" if part == 0 else "last" if part == parts - 1 else "no")
         name = f"{row.stage}{row.kind}.{'own' if stays else parts}"
+        # `acts` has the effects of the kind too, so these replace them.
         override = replace(row.override or Override(), name=name, effects=tuple(changed), adds=False)
         out.append(replace(row, override=override))
     return out

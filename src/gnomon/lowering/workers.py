@@ -39,6 +39,7 @@ def alike(plan: Plan, cluster: Cluster | None) -> tuple[Workers, ...]:
     """
     meshes = [plan.stage_mesh(stage) for stage in range(plan.num_stages)]
     stage_shares_of = [stage.shares for stage in plan.stages] or [()]
+    # A plan that lists no stages has one entry here, which stands for all of them.
     shares = [
         stage_shares or (1,) * mesh.data_ranks
         for stage_shares, mesh in zip(stage_shares_of * (len(meshes) // len(stage_shares_of)), meshes, strict=True)

@@ -116,12 +116,16 @@ def _inserted(
     anchor, kind, stage = [], [], []
     for low, high in pairwise(rows.class_ptr.tolist()):
         ends = low + np.flatnonzero(writes[low:high])
+        # `unique` finds the first of each stage; in the reversed list that is the last.
         lasts = np.sort(len(ends) - 1 - np.unique(rows.stage[ends][::-1], return_index=True)[1])
         ends, is_last = (
             (ends[lasts], np.ones(len(lasts), bool)) if last_only else (ends, np.isin(np.arange(len(ends)), lasts))
         )
+        # The last reduction of a stage is followed by the sum over replicas: two rows at one anchor.
         times = 1 + is_last * replicas
+        # `max(initial=0)`: a class without writers has no last one, and inserts no rows either.
         anchor.append(np.repeat(ends if overlap_reduce else np.full(len(ends), ends[-1:].max(initial=0)), times))
+        # Where each reduction lies among the repeated anchors; what is not one is its sum over replicas.
         first = np.cumsum(times) - times
         kind.append(np.where(np.isin(np.arange(int(times.sum())), first), reduce, sums))
         stage.append(np.repeat(rows.stage[ends], times))

@@ -97,6 +97,7 @@ class LayerMemory:
         if is_input or len(narrow) > 1 or not (low := narrow.pop()):
             return whole
         size = DTYPE_BITS[self.dtypes.resolve(entry.tensor.dtype)]
+        # Bits with their scale are whole 32nds, so times 32 the quotient is of integers.
         rounded: int = as_int(whole * int(32 * _NARROW_BITS[low]) // (32 * size))
         return rounded
 
@@ -172,6 +173,7 @@ class LayerMemory:
                 early = larger(early, alive)
             else:
                 late = alive - freed if late is None else larger(late, alive - freed)
+            # What a step reads for the last time is still there during it.
             freed += sum(self.bytes_of(tensor) for name, tensor in saved_tensors.items() if last.get(name) == i)
         return early, 0 if late is None else late
 

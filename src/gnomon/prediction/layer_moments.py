@@ -209,6 +209,7 @@ class _Backward:
             gradients = self._gradients(piece, came, targets)
         for name in came:
             self._drop(name)
+        # What the piece kept is read until its gradients are made; only then does it go.
         for root in self.goes.get(i, ()):
             self.now = self.now - self.of.sizes[root]
         for name, grad in gradients:
@@ -244,6 +245,8 @@ class _Backward:
 
     def _hold(self, gradients: list[tuple[str, int]]) -> list[tuple[str, int]]:
         """Holds gradients while they are handed on."""
+        # The result's gradient is dropped before its operands have theirs (`piece`); one that is passed on must outlive
+        # that.
         for _, grad in gradients:
             self.readers[grad] += 1
         return gradients

@@ -86,6 +86,7 @@ class ReductionTime:
             overlapped_s = max(overlapped_s - self.reduced("REDUCE_GRAD", block, buckets), 0.0)
         # the first layer's gather, or the last one's reduction, has nothing alongside it
         least = seconds * max(last, 1 / buckets)
+        # A bucket travels while others are computed: of n equal ones that is (n - 1)/n of the computing.
         exposed = max(least, seconds - overlapped_s * (buckets - 1) / buckets)
         if checks:  # the thread that launches the backward waits for them
             idle = (
@@ -130,6 +131,7 @@ class ReductionTime:
         """Those of a stage, of buckets of so many layers each."""
         counts = [len(price.order) for price in self.priced.stages]
         first = sum(counts[:stage])
+        # `accumulate` gives the layers up to the end of each bucket: one counts for the stage that has its end.
         return sum(first < end <= first + counts[stage] for end in accumulate(buckets))
 
     def _filled(self, stage: StagePrice, size: int) -> tuple[int, float]:

@@ -61,6 +61,7 @@ def _lead(pricing: Pricing, block: int) -> float:
     ahead = max(1 - pricing.compute.host_s("F", block) / max(pricing.compute.device_s("F", block), 1e-12), 0.0)
     pipeline = pricing.plan.num_pipeline_ranks
     if pipeline == 1:
+        # In units of a forward's launches: all of the step but its last backward.
         return ahead * (3 * pricing.count - 2)
     if pricing.blocks[block][0] > 0:
         return ahead

@@ -23,8 +23,8 @@ _NOTHING: Mapping[int, float] = MappingProxyType({})
 
 def temporaries(program: Program, pricing: Pricing, by_row: Mapping[int, float] = _NOTHING) -> NDArray[np.float64]:
     """[rows] bytes alive only inside an action: gradients inside one layer, what recomputation makes again, and
-    offloaded tensors on their way. made: rows of backwards -> bytes of gradients of parameters that count as there from
-    their start, though there is room only once they have the first of them."""
+    offloaded tensors on their way. by_row: rows of backwards -> bytes of gradients of parameters that count as there
+    from their start, though there is room only once they have the first of them."""
     shapes, shape_of = unit_shapes(program.units)
     tables = np.array([_inside(program, pricing.of(shape)) for shape in shapes])
     largest = tables.max(axis=0)  # for actions of no unit, all shapes say the same
@@ -131,7 +131,7 @@ def _inside_backward(
     pricing: Pricing, block: int, made_bytes: float = 0.0, *, split: bool = False, gone: int = 0
 ) -> float:
     """The worst layer, the last first: its gradients and what is recomputed for it (for its whole run of layers), less
-    what the layers after it have let go. made_bytes: as `made` of `temporaries`. split: only input
+    what the layers after it have let go. made_bytes: as `by_row` of `temporaries`. split: only input
     gradients, so that what weight gradients will read stays. gone: of layers after these, that have let go."""
     parts = layers_behind(pricing, block)
     again = sum(1 for layer, _ in parts if layer.remade_bytes)
@@ -174,6 +174,7 @@ def _while_gradients_come(pricing: Pricing, block: int) -> tuple[float, float]:
         layer, saved_bytes = parts[index]
         again = run * layer.remade_bytes + max(run - 1, 0) * layer.input_bytes if layer.remade_bytes else 0
         again += _returned(pricing, layer) + 2 * layer.offloaded_bytes
+        # Two moments of a layer: until the first gradient of its parameters is made, and from then on.
         moments.append((again - gone + layer.early_bytes - unmade, unmade))
         unmade = max(unmade - gradient_bytes(stage, index)[1], 0.0)
         moments.append((again - gone + layer.late_bytes - unmade, unmade))

@@ -125,6 +125,7 @@ def with_switches(program: Program, turns: Turns) -> Program:
     kinds = (*rows.kinds, _SWITCH)
     units = rows.num_units // turns.workers
     backwards = np.flatnonzero(rows.is_kind("B", "W"))
+    # Rounds number their units one after another, so unit // units is the turn.
     lasts = [int(backwards[rows.unit[backwards] // units == turn].max()) for turn in range(turns.workers - 1)]
     anchor = np.array(lasts, np.int64)
     part = Inserted(

@@ -89,8 +89,8 @@ def exchanged_s(stage: StagePrice, layers: Sequence[tuple[LayerPrice, int]]) -> 
 
 
 def in_update(stage: StagePrice, layers: Sequence[tuple[LayerPrice, int]]) -> Iterator[tuple[UpdateCollective, int]]:
-    # Collectives of one part over the same axes go together; those of single matrices one by one.
     """Collectives inside an update of these layers, and how often each is there."""
+    # Collectives of one part over the same axes go together; those of single matrices one by one.
     together: dict[tuple[str, tuple[str, ...]], UpdateCollective] = {}
     for layer, times in layers:
         for one in stage.update_collectives(layer):

@@ -75,6 +75,7 @@ def _priced(plan: Plan, unit: Unit, priced: PriceUnit, whole: PriceUnit) -> tupl
         return priced(*_sizes(unit.pieces, parts))
     where = dict(unit.local)
     divided = tuple(piece for piece in unit.pieces if piece[0] not in where)
+    # Without divided sequences the shortest row stands in, so that there is a stage to fill; nothing of it counts then.
     shared = priced(*_sizes(divided or ((0, 0, parts),), parts))
     own = [tuple(piece for piece in unit.pieces if where.get(piece[0]) == rank) for rank in range(plan.mesh.cp)]
     each = [whole(*_sizes(pieces, parts)) for pieces in own if pieces]
@@ -123,8 +124,8 @@ def one_after_another(stages: Sequence[tuple[StagePrice, ...]]) -> tuple[StagePr
 def _together(
     shared: StagePrice, longest: StagePrice, fullest: StagePrice, *, divided: bool, overlaps: bool = True
 ) -> StagePrice:
-    """A stage over divided sequences and the whole ones of a rank. divided: whether there are any. beside: whether what
-    the first exchange runs alongside the others."""
+    """A stage over divided sequences and the whole ones of a rank. divided: whether there are any. overlaps: whether
+    what the first exchange runs alongside the others."""
     priced = zip(shared.layers, longest.layers, fullest.layers, strict=True)
     layers = [
         (_layer(price, slow, full, divided=divided, overlaps=overlaps), labels)
@@ -145,6 +146,7 @@ def _layer(price: LayerPrice, slow: LayerPrice, full: LayerPrice, *, divided: bo
         input_grad=phase(price.input_grad, slow.input_grad),
         weight_grad=phase(price.weight_grad, slow.weight_grad),
         recompute=phase(price.recompute, slow.recompute),
+        # `divided` is 0 or 1: without divided sequences the first price has no bytes here.
         saved=tuple(
             replace(one, bytes=one.bytes * divided + own.bytes)
             for one, own in zip(price.saved, full.saved, strict=True)

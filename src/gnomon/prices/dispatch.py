@@ -54,10 +54,10 @@ def holders(places: int, experts: int, topk: int, groups: int = 1, groups_per_to
     Experts lie in order, an equal part on each place. A token chooses `groups_per_token` of `groups` equal groups of
     consecutive experts, then topk experts of these, all choices alike: with one group, topk of all. By linearity the
     sum over places of 1 - P(none of its experts is chosen). Given that j chosen groups have o experts in common with a
-    # size: experts of a group; chosen: experts in the groups that a token chooses from.
     place, P = C(c - o, topk) / C(c, topk) with c experts in chosen groups; the ways to choose them are counted group by
     group. One group: places · (1 - C(experts - experts/places, topk) / C(experts, topk)).
     """
+    # size: experts of a group; chosen: experts in the groups that a token chooses from.
     size = experts // groups
     chosen = size * groups_per_token
     # All choices are alike, so probabilities are counts: the denominator is C(groups, g) · C(chosen, topk).

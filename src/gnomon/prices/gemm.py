@@ -98,6 +98,7 @@ def _compute_s(shape: GemmShapes, sm_flops_per_s: float, num_sms: int, row: Gemm
     m, n, k, batch = (size[..., None] for size in (shape.m, shape.n, shape.k, shape.batch))
     # a tile reads (rows + cols) · k elements for rows · cols · k multiplications: small tiles wait for memory
     efficiency = 1 / (1 + row.tile_overhead + row.tile_edge * (1 / _ROWS + 1 / _COLS))
+    # Each part of k is a tile of its own; counted here for each SM.
     tiles = np.ceil(m / _ROWS) * np.ceil(n / _COLS) * batch * _PARTS / num_sms
     # between whole waves (the last one waits for its slowest tile) and tiles that follow each other without a gap
     waves = row.wave_overlap * np.maximum(tiles, 1) + (1 - row.wave_overlap) * np.ceil(tiles)

@@ -366,6 +366,7 @@ def _low(op: Op, fp8: bool | Low) -> Low:
 
 
 def _is_no_cast(op: Op, block: Block, setting: Setting) -> bool:
+    # Other ops name no tensors here, and an empty set is no single dtype.
     names = (op.inputs[0], op.outputs[0]) if op.rules.memory == "cast" else ()
     # One distinct dtype: nothing to cast.
     return len({setting.dtypes.resolve(block.tensor(name).dtype) for name in names}) == 1
@@ -531,6 +532,7 @@ def _matmuls(of: _Contraction, role: str, work: Work) -> OpPrice:
         seconds = gemm_seconds(m, n, k, shape.batch, dtype=dtype, device=device, curves=curves, moved_bytes=moved)
     if grouped and experts == "grouped":
         share = GROUPED_LOW_SHARE if low else GROUPED_SHARE
+        # One expert alone is a plain matmul.
         seconds = as_time(seconds / np.where(np.asarray(shape.batch) > 1, share, 1.0))
     if low == "mxfp8" and not (grouped and experts == "fused"):
         seconds = seconds * MXFP8_TIME

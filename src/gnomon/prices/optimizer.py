@@ -82,6 +82,7 @@ def optimizer_seconds(
             raise UnpricedError("projected gradients have a price with their matrices; give (count, rows, columns)")
         shapes = tuple(matrices)
         projecting = _projected(shapes, optimizer.low_rank, precision, device, curves)
+        # What is projected is priced by its matrices; the rest of the elements as usual.
         count = np.maximum(count - sum(n * rows * columns for n, rows, columns in shapes), 1)
         tensors = max(1, tensors - sum(n for n, _, _ in shapes))
     width = {name: DTYPE_BITS[dtype] / 8 for name, dtype in _dtypes(precision).items()}
@@ -219,6 +220,8 @@ def _projected(
         if low_rank.method == "galore":
             matmul_s += float(gemm_seconds(long, short, rank, dtype=dtype, device=device, curves=curves))
         size, small = rows * columns * wide, long * rank * 4
+        # Scale and decay read and write the matrix once each, subtract reads two and writes one. Adam's nine steps
+        # (FOREACH_PASSES) on fp32 moments read two arrays and write one each.
         passes = stream_seconds(4 * size, 3 * size, device, curves, kernels=3)
         moments = stream_seconds(2 * 9 * small, 9 * small, device, curves, kernels=9)
         again = 0.0

@@ -66,6 +66,7 @@ def _side(program: Program, rows: Longs, side: str) -> tuple[Longs, Longs]:
         if override.peer is not None:
             there[rows == row] = override.peer
     np.clip(there, -1, program.num_stages, out=there)  # a hop past either end: one stage that nobody has
+    # A receive looks against the hop of its kind, so both sides of a message name the same two stages.
     source, target = (here, there) if side == "send" else (there, here)
     # Source, target and unit in one integer, each one higher since -1 stands for "none"; the row below them, so that
     # one sort orders by message and then by issue. 11 + 11 + 18 + 23 bits are 63: the sign stays free.
@@ -123,6 +124,7 @@ def _flows(program: Program, comm: Communicator, pair: tuple[Longs, Longs], add:
     sends, receives = pair
     if not len(sends):
         return []
+    # One number for each ordered pair of classes: `side="right"` counts classes from 1, so the base is one more.
     cls = np.searchsorted(program.class_ptr, sends, side="right") * np.int64(program.num_classes + 1)
     cls += np.searchsorted(program.class_ptr, receives, side="right")
     order = np.lexsort((sends, cls))

@@ -266,6 +266,7 @@ def from_columns(
     `kind` indexes `kinds`; `class_ptr[c]:class_ptr[c + 1]` are the rows of class c in issue order. Checks names and
     ranges (ProgramError); whether the Program can run is `validate`'s question.
     """
+    # In order of rows, because streams and named keys are numbered as they are met.
     overrides = {row: o for row, o in sorted((overrides or {}).items()) if o != Override()}
     num_rows, num_classes = int(class_ptr[-1]), len(class_ptr) - 1
     _check_columns(kind, stage, unit, num_stages, len(kinds), len(units), num_rows)
@@ -393,6 +394,7 @@ def _keys(
     code *= num_stages
     code += stage
     code *= num_shapes
+    # A row without a unit (-1) picks the appended item. Where all units are alike the shape is 0 for every row.
     code += np.append(shape_of, np.int32(num_shapes - 1))[unit] if num_shapes > 2 else 0
     per_class = len(kinds) * num_stages * num_shapes
     keys: list[Key] = []

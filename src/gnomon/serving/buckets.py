@@ -47,6 +47,7 @@ def best_lengths(
     for _ in range(min(most, len(tops))):
         best = [
             min(
+                # Texts of tops i … j - 1 are all padded to the last of these.
                 ((best[i][0] + (before[j] - before[i]) * price[j - 1], (*best[i][1], tops[j - 1])) for i in range(j)),
                 default=none,
             )
@@ -68,6 +69,7 @@ class ExpectedCost:
 
 def _erlang_c(workers: int, offered: float) -> float:
     """Chance that a text waits: M/M/n with so much work at a time (Erlang 1917)."""
+    # Erlang's B by its recursion over the number of workers; C follows from it.
     blocked = 1.0
     for n in range(1, workers + 1):
         blocked = offered * blocked / (n + offered * blocked)
@@ -84,6 +86,7 @@ def _level(comes: float, seconds: float, workers: int, *, last: bool) -> tuple[f
     if last:  # nobody is longer: it takes all that it has time for
         most = workers / seconds
         over = max(0.0, comes - most)
+        # Just under all of its time, where the formula of a queue has no end; overload counts before waiting anyway.
         served_rate = min(comes, most * (1 - 1e-9))
     offered = served_rate * seconds
     # service takes the same time each time, so a text waits half as long as Erlang's C says (M/D/n)
@@ -130,6 +133,7 @@ def assign(rates: Sequence[float], seconds: Sequence[float], workers: int) -> tu
 def _unbeaten(
     found: Sequence[tuple[float, ExpectedCost, tuple[int, ...]]],
 ) -> list[tuple[float, ExpectedCost, tuple[int, ...]]]:
+    # In order of what goes on: one that passes on more must come to less than all before it.
     unbeaten: list[tuple[float, ExpectedCost, tuple[int, ...]]] = []
     for one in sorted(found):
         if not unbeaten or one[1] < unbeaten[-1][1]:

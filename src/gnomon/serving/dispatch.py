@@ -111,6 +111,7 @@ class Dispatcher:
         """Takes rates, texts a second of each length as far as they are known before; None: workers begin with the
         longest runtime."""
         self.policy, self.seconds = policy, seconds
+        # Where each worker has all runtimes, the longest stands for them.
         self.tops = (policy.lengths or (policy.longest,))[-1 if policy.every else 0 :]
         self.workers = [_DispatchWorker(self.tops[-1]) for _ in range(policy.workers)]
         self.demoted = self.renewals = 0
@@ -156,6 +157,7 @@ class Dispatcher:
         """Notes that a text is answered, or that nobody waits for it any more."""
         own = self.workers[worker]
         own.queue = deque(one for one in own.queue if one[0] != text)
+        # Reckoned anew at every end, so that times that were expected wrongly do not add up.
         own.ends_s = now_s + sum(each for _, each in own.queue)
 
     def remove_worker(self, worker: int) -> list[int]:
@@ -265,6 +267,7 @@ def play(
     machine = Dispatcher(policy, seconds, rates)
     arrival, begun, end = (np.zeros(count) for _ in range(3))
     tokens, where = np.zeros(count, dtype=np.int64), np.zeros(count, dtype=np.int64)
+    # Ends sort before arrivals of the same time: the worker is free for them.
     events: list[tuple[float, int, int]] = []  # (time, 0 an end or 1 an arrival, text)
     queues: list[deque[int]] = [deque() for _ in range(policy.workers)]
     busy = 0.0

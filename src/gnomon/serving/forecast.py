@@ -70,6 +70,7 @@ class Spread:
         weights = np.ones(len(values), dtype=np.int64) if counts is None else counts
         order = np.argsort(values, kind="stable")
         total = np.cumsum(weights[order])
+        # The first value up to which at least p % are counted.
         at = [values[order][np.searchsorted(total, total[-1] * p / 100)] for p in PERCENTILES]
         return cls(
             p50=float(at[0]),
@@ -212,6 +213,7 @@ def serve(
         if key not in alike:
             alike[key] = replay(own, price, blocks), blocks
         first, its = alike[key]
+        # Where blocks are never short the replay is the same; only the share of them that is used differs.
         played = replace(first, samples=tuple((t, w, r, used * its / blocks) for t, w, r, used in first.samples))
     return summary(serving, engine, kv_capacity, played, groups, target, price.assumed)
 
@@ -299,6 +301,7 @@ def serve_pools(
     first, first_held = _started(graph, cluster, pools.prefill, engine, load, None, before)
     last, last_held = _started(graph, cluster, serving, decoding(engine), load, None, after)
     kv_bytes = sum(a.kv_elements * n for a, n in last.shape.attentions) * last.kv_bits / 8
+    # `kv_elements` are those of one rank: tp ranks hold different heads, but latent keys are the same on each.
     heads = serving.tp if not any(a.latent for a, _ in last.shape.attentions) else 1
     node = cluster.groups[0].node
     inside = len(cluster.groups) == 1 and cluster.groups[0].count == 1

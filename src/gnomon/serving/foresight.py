@@ -118,6 +118,7 @@ def choose_copies(rows: Sequence[float], ep: int, room: int, costs: Costs) -> Co
     load = rank_costs(whole, best, costs)
     while True:
         busiest = max(range(ep), key=load.__getitem__)
+        # The second hottest is tried too: a copy of the first may be there already, or not be worth its fetch.
         hot = sorted(range(busiest * each, (busiest + 1) * each), key=lambda one: -whole[one])[:2]
         free = [rank for rank in range(ep) if rank != busiest and len(best[rank]) < room]
         if not free:

@@ -140,11 +140,14 @@ class _Play:
         one = pool[place]
         one.load += 1
         if keys:
+            # The first token of the answer came with the prompt: here it is the prompt's last token, the only one not
+            # cached.
             one.waiting.append((key, request.input_len + 1, request.output_len - 1, request.input_len))
             if one.run > 1:
                 self.cut_decodes(one, len(self.firsts) + place, now)
             return len(self.firsts) + place
         cached = request.prefix_len if one.price.engine.prefix_cache else 0
+        # One output token: the one that the end of the prompt makes.
         one.waiting.append((key, request.input_len, 1, cached))
         return place
 
@@ -274,6 +277,7 @@ def replay_pools(
         iterations=play.iterations,
         preemptions=play.preemptions,
         busy_s=play.busy / TICKS_PER_S,
+        # The sums are over the iterations of all engines, so their quotient is the mean of one engine.
         mean_running=play.weighted / play.weight * len(play.lasts) if play.weight else 0.0,
         samples=tuple(play.samples),
     )

@@ -181,6 +181,7 @@ def replay(load: Load, price: IterationPrice, blocks: int, *, one_by_one: bool =
         jump = 0
         # Nothing comes and nothing ends: take as many decode-only iterations as are alike at once.
         if not arrivals and not finished and not one_by_one and ends:
+            # The stale end of a preempted request only makes the jump shorter.
             limit = ends[0][0] - scheduler.steps
             jump = scheduler.steady(limit) if limit > 1 else 0
             # Stop at the next arrival that could be admitted, on the iteration at which the engine looks (`poll`).
@@ -199,6 +200,7 @@ def replay(load: Load, price: IterationPrice, blocks: int, *, one_by_one: bool =
             # The first of the iterations ends gaps that began elsewhere than at the last decode: it is counted apart.
             first_ticks = price.decode_ticks(decodes, keys, 1, sources) if fresh or last_decode != now else 0
             _gaps(gap_ticks, gap_counts, fresh, now, last_decode, first_ticks, decodes, times)
+            # The gaps of a jump are recorded as their mean, which keeps their sum.
             if first_ticks:
                 gap_ticks.append((spent - first_ticks) / max(jump - 1, 1))
                 gap_counts.append((jump - 1) * decodes)
@@ -255,6 +257,7 @@ def replay(load: Load, price: IterationPrice, blocks: int, *, one_by_one: bool =
                         times.second[key] = now
                 fresh[key] = now
                 run = scheduler.decoding[key]
+                # `most` counts the token that the prompt has just made; each other one is a decode.
                 ends_at[key] = scheduler.steps + run.most - 1
                 heapq.heappush(ends, (ends_at[key], key))
         while ends and ends[0][0] <= scheduler.steps:

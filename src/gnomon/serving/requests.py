@@ -236,6 +236,8 @@ def _days(year: int, month: int, day: int) -> int:
     """Days from 0000-03-01 of the Gregorian calendar."""
     if not (1 <= month <= 12 and 1 <= day <= 31):
         raise ValueError
+    # Years begin in March, so that a leap day is the last of its year; before month m, counted from March, there are
+    # (153 m + 2) // 5 days.
     shifted = year - (month <= 2)
     return (
         365 * shifted + shifted // 4 - shifted // 100 + shifted // 400 + (153 * ((month + 9) % 12) + 2) // 5 + day - 1

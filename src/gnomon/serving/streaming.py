@@ -22,6 +22,7 @@ def staying(resident_bytes: float, layers: Sequence[float]) -> frozenset[int]:
     having = [number for number, nbytes in enumerate(layers) if nbytes]
     chosen: list[int] = []
     for count in range(1, len(having) + 1):
+        # True at `count` places, evenly spread: those where the running share count/len passes a whole number.
         spread = [n for at, n in enumerate(having) if (at + 1) * count // len(having) > at * count // len(having)]
         if sum(layers[number] for number in spread) > resident_bytes:
             break
@@ -37,5 +38,7 @@ def streamed(shape: RankModel, serving: Serving) -> tuple[float, float]:
         return 0.0, sum(layers)
     stay = staying(serving.resident_bytes, layers)
     others = sorted((nbytes for at, nbytes in enumerate(layers) if at not in stay), reverse=True)
+    # Rooms are as large as the largest layers that use them. Where there are no more layers than rooms, each is read
+    # once and stays.
     resident = sum(layers[at] for at in stay) + sum(others[:ROOMS])
     return (sum(others) if len(others) > ROOMS else 0.0), resident

@@ -242,6 +242,8 @@ class _Walk:
         """A gathered input is not kept: the weight gradient gathers it once more, for all readers of the need."""
         name, sharding, _ = need
         multiplies = [path for path in self.readers[need] if _multiplies(self.block.op(path))]
+        # Backward runs from the last op to the first: the last of these readers is the first that needs it gathered,
+        # and the others find it so.
         if self.layout.keep_gathered or not multiplies or multiplies[-1] != op.path:
             return
         moves = redistribute(
@@ -349,6 +351,7 @@ def _bytes(tensor: Tensor, elements: Number, dtypes: Dtypes) -> Number:
 def _smaller(a: Number, b: Number) -> Number:
     if isinstance(a, int) and isinstance(b, int):
         return min(a, b)
+    # Arrays hold sizes of one dim for many shapes; one divides it more than the other, so it is smaller in all of them.
     return a if (a <= b).all() else b  # type: ignore[union-attr]
 
 

@@ -32,6 +32,7 @@ def together(order: Order) -> Together:
     """The groups of all levels, in the order of play."""
     none = np.zeros(0, np.int64)
     members = [none, *(positions for _, positions, _ in order.groups)]
+    # `members` begins with an empty part, so that item i + 1 is where the i-th level's members begin.
     before = np.cumsum([0, *map(len, members)])
     starts = [none, *(first + at for (_, _, first), at in zip(order.groups, before[1:], strict=False))]
     first = np.concatenate(starts)

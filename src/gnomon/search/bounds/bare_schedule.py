@@ -82,9 +82,9 @@ def skeleton(
 ) -> Skeleton:
     """The rows of a schedule, as far as time depends on them.
 
-    layers, held: under ZeRO 3, layers of each stage, and how many of them may be gathered at once: the gather of a
-    layer waits until the one so many before it is let go. A pass ends no sooner than its last gather and the last of
-    its layers. Empty: gathers are not looked at.
+    layers, gathered_ahead: under ZeRO 3, layers of each stage, and how many of them may be gathered at once: the gather
+    of a layer waits until the one so many before it is let go. A pass ends no sooner than its last gather and the last
+    of its layers. Empty: gathers are not looked at.
     """
     # Positions count from 1 everywhere below, so that 0 can stand for "waits for nothing": end[0] = 0 is the step's
     # start.
@@ -259,6 +259,7 @@ def play(
     lasts = np.concatenate([forward, whole, first]) if lasts is None else lasts
     # In V placement the rank of stage s also holds stage S - 1 - s, so both[::-1] is the other row of the composite.
     both = forward + whole  # composites are in V placement: the rank's other stage is as far from the other end
+    # In the order of KINDS, `stages` rows for each; `gathers` are three kinds.
     times = np.concatenate(
         [forward, whole, first, second, reduce, final, gathers, np.maximum(both, both[::-1]), np.zeros_like(both)]
     )
@@ -266,6 +267,7 @@ def play(
     ahead = np.concatenate([lasts - np.concatenate([forward, whole, first]), np.zeros((1, columns))])
     # -inf marks a message that is not sent: its row never waits for it.
     none = np.full((1, columns), -np.inf)
+    # Rows of `wires`, as `_tables` numbers them: messages 0 … S - 2, no message (S - 1), no time (S), heads from S + 1.
     wires = np.concatenate([np.where(sends >= 0, sends, -np.inf), none, np.zeros((1, columns)), heads])
     # Few rows a level: numpy's call overhead exceeds the arithmetic, so plain Python floats are faster.
     if len(skeleton_.key) * columns <= NARROW * (len(skeleton_.levels) - 1):

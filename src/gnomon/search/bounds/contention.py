@@ -45,7 +45,7 @@ def slowed(
     """[shardings] seconds of a step under ZeRO 3, at least, with what kernels lose to the collectives beside them.
 
     around: [ranks, shardings or 1] seconds between two meetings in which a rank computes nothing of its own
-    (`bounds.families.beyond`). joins: as in `point_time.streams`. work: of the layers, under any of the shardings,
+    (`families.idle_bound`). joins: as in `point_time.streams`. work: of the layers, under any of the shardings,
     whose actions last equally long. For steps that end with a norm, at which all ranks meet and before
     which all computing and all transfers of a step have ended: nothing of a step begins before the meeting that the
     step before ended with, so one step at rest, up to its meeting, lasts for no longer than the period T0 without
@@ -75,8 +75,8 @@ def slowed(
     parameters_s = np.stack(
         [sharding.reduced_s * count + sharding.summed_s * sharding.weights.sums for sharding in shardings],
         axis=-1,
-        # [ranks, stages] @ [stages, kinds] @ [kinds, shardings]: seconds of a rank's reductions, and of its gathers.
     )
+    # [ranks, stages] @ [stages, kinds] @ [kinds, shardings]: seconds of a rank's reductions, and of its gathers.
     reduced, gathered = pipeline.on_rank @ (counts @ parameters_s), np.zeros((len(own), len(shardings)))
     if first.optimizer.reshard_after_forward:
         gathered = np.stack([gathers(pipeline, count, joins, sharding.gathered_s) for sharding in shardings], axis=-1)

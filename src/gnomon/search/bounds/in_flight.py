@@ -39,8 +39,8 @@ class HeldUnits:
     """[rows chosen] whether it computes a backward that needs room of its own."""
 
     def least(self, rank: int, saved_bytes: Doubles, inside: Doubles) -> Doubles:
-        """[points] bytes on a pipeline rank at the fullest of its rows, at least. kept, inside: [stages of the rank,
-        points] of one unit of each stage, and what its backward needs beside that."""
+        """[points] bytes on a pipeline rank at the fullest of its rows, at least. saved_bytes, inside: [stages of
+        the rank, points] of one unit of each stage, and what its backward needs beside that."""
         chosen = slice(self.starts[rank], self.starts[rank + 1] if rank + 1 < len(self.starts) else None)
         # [rows, 1] == [rows, stages]: True where a row computes on the stage of the column.
         at = (self.inside[chosen, None] == self.stages[chosen]) & self.backward[chosen, None]

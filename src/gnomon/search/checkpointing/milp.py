@@ -90,6 +90,7 @@ class Programme:
 @contextmanager
 def _silent_stdout() -> Iterator[None]:
     """What C code writes to standard output goes nowhere meanwhile: a command's own output may be JSON."""
+    # What Python has buffered so far belongs to the real output.
     sys.stdout.flush()
     stdout_fd = os.dup(1)
     try:

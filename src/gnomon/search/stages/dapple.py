@@ -40,8 +40,6 @@ from gnomon.search.stages.replication import (
 )
 from gnomon.software import Stack, own
 
-"""The stack that runs such plans."""
-
 KEPT = 6
 """The number of plans for each number of microbatches that are predicted."""
 
@@ -72,7 +70,7 @@ class Dapple:
 
 
 class Prices:
-    """Seconds and bytes of layers on every number of replicas, for one size of microbatch: `replication.Costs`."""
+    """Seconds and bytes of layers on every number of replicas, for one size of microbatch: `ReplicationCosts`."""
 
     def __init__(
         self,
@@ -154,6 +152,8 @@ class Prices:
             most = -(-self.size // len(source.devices))
             output = self.table(len(source.devices)).outputs[self.places[source.last] - 1]
             pairs = np.array(list(zip(source.devices, target.devices, strict=False)))
+            # `output` is of `most` sequences; a pair carries the microbatch over as many pairs as the smaller stage has
+            # replicas.
             seconds = float(p2p_seconds(output / most * self.size / len(pairs), axis_link(self.cluster, pairs)))
             self._messages[key] = PipelineStep(seconds, seconds, message=True)
         return self._messages[key]

@@ -171,6 +171,7 @@ class _Pass:
             if hope < self.worst:
                 promising.append((hope, index, point, trials))
         better, barren = False, 0
+        # The index decides ties, so that points, which have no order, are never compared.
         for hope, _, point, trials in sorted(promising, key=lambda entry: entry[:2])[:PLANS]:
             if hope < self.worst and barren < BARREN and self.keep_going():
                 gained = self._cut(point, trials)

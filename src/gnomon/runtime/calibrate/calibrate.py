@@ -174,6 +174,7 @@ def measure(budget: Budget) -> Repeats:
     tables = [Times.of((c.what, c.dtype, c.direction), c.axes) for c in listed]
     points = [(t, c, at) for t, c in zip(tables, listed, strict=True) for at in enumerate(c.points())]
     modes = 2 if budget.alone and dist.get_world_size() > 1 else 1
+    # The other fifth is for messages and collectives (`Talk`).
     share = 0.8 * budget.seconds / (len(points) * budget.rounds * modes)
     talk, disk = Talk(budget), Disk(fine=budget.fine)
     progress = _Progress(budget.rounds * len(points), shown=not budget.quiet and dist.get_rank() == 0)
@@ -284,6 +285,7 @@ class Talk:
             after(buffer)  # the ranks do not meet here either: one that comes late is waited for, as in a job
             begin = perf_counter()
             run()
+            # There and back are two messages.
             times.append((perf_counter() - begin) / (2 if kind == "send_recv" else 1))
         return times
 
@@ -318,6 +320,7 @@ def _lost_in_overlap(kind: str, group: ProcessGroup) -> list[float]:
     for _ in range(3 * REPEATS):
         talking = seconds(0, lambda: run(wait=False))
         one = seconds(20, lambda: None) / 20
+        # Twice as long as the collective takes alone, so that all of it runs beside products.
         count = 1 + int(2.0 * talking / one)
         alone_s, both = seconds(count, lambda: None), seconds(count, lambda: run(wait=False))
         lasts.append((both - alone_s) / talking)
@@ -329,6 +332,7 @@ def _talk(kind: str, group: ProcessGroup, size: int) -> tuple[Tensor, Callable[.
     ranks, me = dist.get_world_size(group), dist.get_rank(group)
     whole = torch.full((max(ranks, size // 4),), 0.5)
     part = torch.full((whole.numel() // ranks,), 0.5)
+    # A multiple of the ranks, as equal parts need.
     whole = whole[: part.numel() * ranks]
     if kind == "all_reduce":
         return whole, lambda wait=True: all_reduce(whole, group, wait=wait)

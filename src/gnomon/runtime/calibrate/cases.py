@@ -223,6 +223,7 @@ def _norm(point: Point, dtype: torch.dtype, direction: str) -> Timed:
 
 
 def _rotary(point: Point, dtype: torch.dtype, direction: str) -> Timed:
+    # Rows are vectors of a head: 4 sequences, rows / 16 positions, 4 heads.
     x = _tensor(dtype, 4, point["rows"] // 16, 4, point["width"])
     return _both_ways(direction, lambda: _op("rotary", x), x)
 
@@ -286,6 +287,7 @@ def _adamw(point: Point, dtype: torch.dtype, direction: str) -> Timed:
     parameters = _parameters(dtype, (point["elements"] // 8, 8))
     parameters.add_grad("0.weight", _tensor(dtype, point["elements"]))
     adam = Update.of(parameters)
+    # At a rate of 0 the parameters stay as they are, however often it is repeated.
     settings, scale = AdamWSettings(lr=0.0), torch.ones((), dtype=torch.float64)
     return after_step, lambda _: adam.update(parameters, settings, scale=scale)
 

@@ -87,6 +87,7 @@ def _linear(form: str, fine: bool, point: Point, dtype: torch.dtype, direction: 
 def _pages(keys: int, sequences: int, new: int, heads: int, kv_heads: int) -> Callable[[], Callable[[], object]]:
     """Attention of the last `new` queries of sequences, in pages that are taken in turn."""
     blocks = -(-keys // BLOCK)
+    # Keys and values, two bytes each.
     size = sequences * blocks * BLOCK * kv_heads * HEAD * 2 * 2
     # scores that differ: of equal ones the first is the largest, and no later span has anything to do over again
     draw = torch.Generator().manual_seed(0)

@@ -198,6 +198,7 @@ def _compare(job: Small) -> ParityResult:
             stage.watch = None
         total = executor.total_loss(result)
         losses.append(total)
+        # Behind all activations of its step, whose places are smaller.
         differences.value(f"loss of step {step}", total, loss, (2 * step, 1 << 20))
         if _clips(job):
             differences.value(
@@ -285,6 +286,7 @@ class _Found:
         if not want.numel():
             return
         far = float((have.reshape(-1) - want.reshape(-1)).abs().max())
+        # The floor makes a difference of at most SMALLEST pass, whatever the tensor's size.
         self._note(name, far / max(float(want.abs().max()), SMALLEST / TOLERANCE), order)
 
     def value(self, name: str, have: float, want: float, order: tuple[int, int]) -> None:
@@ -334,6 +336,7 @@ def _watch(executor: Executor, plain: _Plain, plain_process: OneProcess, grads: 
     def gradient(parameters: Parameters) -> None:
         for at, (slot, (low, high)) in enumerate(parameters.pieces()):
             want = _part(plain_process.parameters, slot, grads)[parameters.mine[0] + low - slot.start :][: high - low]
+            # Backward comes to the last parameters first: -at.
             differences.tensor(f"gradient of {slot.name}", parameters.my_grad()[low:high], want, (1, -at))
 
     for stage in executor.stages.values():

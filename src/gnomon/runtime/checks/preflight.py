@@ -120,6 +120,7 @@ def _repeated(act: Callable[[], object], times: int) -> float:
 def _links(rank: int, size: int, device: torch.device) -> float:
     """Seconds of a message to the next rank; one pair at a time, so that none is in another's way."""
     message, fastest_s = torch.zeros(MESSAGE_BYTES // 4, device=device), 0.0
+    # A ring of two has one link.
     for first in range(size if size > 2 else size - 1):
         second = (first + 1) % size
         for turn in range(REPEATS + 1):
@@ -129,6 +130,7 @@ def _links(rank: int, size: int, device: torch.device) -> float:
                 dist.send(message, second)
                 dist.recv(message, second)
                 took_s = (perf_counter() - began) / 2
+                # The first turn makes the connection: the second one writes over it.
                 fastest_s = took_s if turn == 1 or not fastest_s else min(fastest_s, took_s)
             elif rank == second:
                 dist.recv(message, first)

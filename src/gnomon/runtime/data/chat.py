@@ -43,6 +43,7 @@ class ChatTemplate:
         for number, message in enumerate(messages):
             if message["role"] != "assistant":
                 continue
+            # With the opening of the assistant's turn, which the template writes and nobody is to learn.
             before = self._text(messages[:number], at, prompts=True)
             after = self._text(messages[: number + 1], at)
             if not (after.startswith(before) and text.startswith(after)):
@@ -88,6 +89,7 @@ class ChatTemplate:
 def _spans(text: str) -> tuple[str, Spans]:
     """The text without marks, and what stood between them."""
     out, spans, length = list[str](), [], 0
+    # Outside and inside in turn: odd parts stood between marks.
     for number, part in enumerate(text.replace(CLOSE, OPEN).split(OPEN)):
         if number % 2:
             spans.append((length, length + len(part)))

@@ -117,6 +117,8 @@ class Corpus:
         training, validation = _divided(whole, digest)
         packing = source.packing or ("documents" if learn is not None else "stream")
         notes = [str(note) for note in record["notes"]]
+        # Not all ids: a corpus would be read whole at each start. Lengths of all documents and the first ids tell
+        # corpora apart.
         parts = (packing, len(tokens.ids), whole.lengths.tobytes(), tokens.ids[:4096].tobytes(), training.size)
         return Corpus(
             ids=tokens.ids,
@@ -211,6 +213,8 @@ class Corpus:
             if self.learn is not None:
                 labels[at:stop][self.learn[begin + 1 : begin + 1 + length] == 0] = NOTHING
             numbers[at:stop], at = number, stop
+        # A number of its own for what fills the row up: no token sees it. In padded rows the only piece is 0, by which
+        # its tokens are counted.
         numbers[at:] = len(pieces)
 
 

@@ -163,8 +163,11 @@ def _text(path: Path) -> Iterator[Document]:
     with path.open("rb") as file:
         block = file.read(PIECE_BYTES)
         while block:
+            # Up to the end of the line that the piece cuts; a shorter piece is the last one.
             block += file.readline() if len(block) == PIECE_BYTES else b""
             after = file.read(PIECE_BYTES)
+            # Read ahead by a piece, so that the last one says that the document ends. Byte 0 is the end of a text in
+            # the vocabulary of bytes.
             yield Document(where=str(path), text=block.replace(b"\0", b""), ends=not after, line=line)
             line += block.count(b"\n")
             block = after

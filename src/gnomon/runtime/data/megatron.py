@@ -76,6 +76,8 @@ class Tokens:
         if version != VERSION or code not in DTYPES:
             raise FormatError(f"{index} has version {version} and dtype {code}; version 1 with integers is read")
         dtype = DTYPES[code]
+        # Of each sequence its length (int32) and its first byte (int64), of each document the number of its first
+        # sequence (int64).
         need = HEADER.size + 12 * sequences + 8 * documents
         if len(raw) not in (need, need + sequences):  # one more byte a sequence is its mode in multimodal sets
             raise FormatError(f"{index} is damaged: it has {len(raw)} bytes, and its header asks for {need}")
@@ -84,6 +86,7 @@ class Tokens:
         ends = np.frombuffer(raw, "<i8", documents, HEADER.size + 12 * sequences)
         _check(index, data, sizes, pointers, ends, dtype.itemsize, num_bytes)
         ids = np.memmap(data, dtype, "r") if num_bytes else np.zeros(0, dtype)
+        # Documents are ranges of sequences, and these ranges of ids: total[s] is the first id of sequence s.
         total = np.concatenate(([0], np.cumsum(sizes)))
         starts = total[ends[:-1]] if documents else np.zeros(0, np.int64)
         lengths = np.diff(total[ends]) if documents else np.zeros(0, np.int64)

@@ -193,6 +193,7 @@ class Processes:
         )
         self.ranks.append(_Rank(process, receives, error))
         process.start()
+        # The starter's copy of the writing end: with it open the pipe would not end when the process does.
         sends.close()
 
     def _arguments(self, rank: int) -> Sequence[Any]:
@@ -201,6 +202,7 @@ class Processes:
 
     def _environment(self, rank: int, port: int, error: Path) -> dict[str, str]:
         """The environment of one process: this one's, and the variables that torchrun would set."""
+        # An interface that the user has named goes before ours; places in the job do not come from outside.
         return {"GLOO_SOCKET_IFNAME": loopback(), **os.environ} | {
             "RANK": str(rank),
             "LOCAL_RANK": str(rank),

@@ -101,6 +101,7 @@ def _by_name(module: nn.Module, args: tuple[Any, ...], named: Mapping[str, Any])
 
 def _merged(module: nn.Module, args: tuple[Any, ...], named: Mapping[str, Any]) -> dict[str, Any]:
     """Positional inputs under the names that forward gives them, with those given by name."""
+    # Without `self`.
     names = module.forward.__code__.co_varnames[1 : module.forward.__code__.co_argcount]
     if len(args) > len(names):
         raise InputError("its forward takes inputs of any number, which have no names")

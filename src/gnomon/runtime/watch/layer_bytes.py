@@ -57,6 +57,7 @@ class LiveBytes(TorchDispatchMode):
 
     def _see(self, x: Tensor, *, is_new: bool) -> None:
         storage = x.untyped_storage()
+        # Of the storage, not of its memory: all views have the same one.
         key = storage._cdata
         if key in self._known:
             return

@@ -193,6 +193,7 @@ def gather(program: Program, recorder: Recorder, group: ProcessGroup | None) -> 
         stage=stage,
         unit=unit,
         nbytes=np.concatenate([np.array(part[4], np.int64) for part in parts]),
+        # Ranks number their own spans from 0; in the joint table those of a rank begin at `first`.
         cause=np.where(cause == NONE, NONE, cause + first[worker]),
     )
     return Timeline(
@@ -203,6 +204,7 @@ def gather(program: Program, recorder: Recorder, group: ProcessGroup | None) -> 
         buffers=CLASSES if recorder.memory else (),
         spans=spans,
         memory=_memory(spans, row, [part[5] for part in parts]) if recorder.memory else None,
+        # Up to a whole tick, so that no span ends after the step.
         makespan_s=float(np.ceil(spans.end_s.max(initial=0.0) / TICK_S) * TICK_S),
         assumptions=ASSUMPTIONS + MEMORY_ASSUMPTIONS if recorder.memory else ASSUMPTIONS,
     )

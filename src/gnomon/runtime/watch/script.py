@@ -86,6 +86,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 2
     first = _FirstUpdate(options.plan, options.records)
     sys.argv = [options.script, *options.arguments]
+    # As `python train.py` has it: the script's modules are found beside it.
     sys.path[0] = str(Path(options.script).resolve().parent)
     try:
         runpy.run_path(options.script, run_name="__main__")

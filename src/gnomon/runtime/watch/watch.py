@@ -220,6 +220,8 @@ class Watch:
         if self.steps > 1:  # the first has no beginning
             self._late.append(self._open)
         self._open = _WatchedStep()
+        # On a GPU the host is ahead of its events: a step is summed up when its last one has come, and nothing waits
+        # for that.
         while self._late and (self._cuda is None or self._late[0].cuts[-1][2].query()):
             self._done(self._late.popleft())
 

@@ -101,6 +101,7 @@ class LiveMatmul:
         weight = self._weight(w) if 0 < len(x) <= MOST and not self.left else None
         if weight is None:
             return self.product(*args)
+        # NaN is not equal to 0, so its column is read.
         columns = (x != 0).any(0).nonzero().view(-1)
         ways: dict[str, Callable[[], Tensor | None]] = {
             WHOLE: lambda: self.product(*args),
@@ -121,6 +122,7 @@ class LiveMatmul:
         w = w.t() if self.product.name.startswith("linear") else w
         if w.stride(1) == 1 or not self.frozen:
             return w if w.stride(1) == 1 else None
+        # Tensors of inference mode count no writes.
         key = w.data_ptr(), 0 if w.is_inference() else w._version
         if key not in self.turned:
             self.turned = {key: w.contiguous()}

@@ -39,6 +39,7 @@ BITS = 53
 """Of a number that is compared with a probability."""
 LOOKS = 3
 """Draws that are thrown away because another thread drew meanwhile, before ATen draws."""
+# MT19937 makes 624 words at a time: 700 and 1501 numbers go over the end of the first and of later ones.
 SIZES = (0, 1, 700, 1501)
 """Numbers drawn beside ATen's before a kind of draw is taken."""
 
@@ -103,6 +104,7 @@ class Draw(TriedKernel):
         places = (*like.shape, *like.stride())
         fixed = all(isinstance(one, int) for one in places)
         self.place: tuple[Sequence[int], Sequence[int]] | None = (like.shape, like.stride()) if fixed else None
+        # A number r of 53 bits stands for r / 2^53, which is below p exactly where r < ceil(p 2^53).
         self.kind, self.below = (FRACTIONS[like.dtype], 0) if p is None else (MASK, math.ceil(math.ldexp(p, BITS)))
         self.made = like.dtype if p is None else torch.bool
         size = like.numel().bit_length() if fixed else 0
@@ -167,6 +169,8 @@ class _Replayed(Trial):
         with _lock:
             self.began = torch.default_generator.get_state()
             out = super().__call__(*args)
+            # The trial drew several times from one state. The results are ATen's, so the generator goes on as after its
+            # one draw.
             torch.default_generator.set_state(out[2])
         return out
 

@@ -58,11 +58,13 @@ def number_of(weight: Any) -> int:
     """The number that stands for a packed weight in graphs. It is no longer known once the object is gone; whoever
     compiled a graph with it holds the object."""
     found = _known.get(id(weight))
+    # An id is given again once its object is gone, so the object is compared too.
     if found is None or found[0]() is not weight:
         number, of = next(_numbers), id(weight)
 
         def forget(_: Any) -> None:
             _objects.pop(number, None)
+            # Another object may have this id by now.
             if _known.get(of, (None, 0))[1] == number:
                 del _known[of]
 
@@ -145,6 +147,7 @@ def _given(tx: Any, args: Any, kwargs: Any) -> list[Any] | None:
         return None
     if example.dim() < 2 or (torch.is_grad_enabled() and example.requires_grad):  # ATen has no gradient to give either
         return None
+    # The number stands for this very object: with another one at its place the graph is made anew.
     install_guard(source.make_guard(GuardBuilder.ID_MATCH))
     outputs = _codes(value).shape[0]
     given = [ConstantVariable.create(one) for one in (number_of(value), outputs)]
@@ -182,6 +185,7 @@ def packed_of(weight: Any, reduce_range: bool) -> tuple[PackedStored, Tensor, Te
     whole, plain = Integers(bits=8, group=0, scale="float32"), codes.int_repr()
     outputs, inputs = plain.shape
     wide = scales.float().expand(outputs).contiguous().numpy()[:, None]
+    # As `Integers` of eight bits are stored: with their zero, 128, added.
     shifted = (plain.to(torch.int16) + 128).to(torch.uint8).numpy()
     packed = stored.repack(whole.of_codes(shifted, wide), whole, (outputs, inputs))
     assert isinstance(packed, PackedStored)

@@ -311,6 +311,8 @@ def forward(
             assert w_x is not None and w_h is not None
             projected, into = _inputs(x, w_x, b_x), y[..., direction * hidden :]
             bias = None if b_h is None else b_h.float()
+            # Of bfloat16 the outputs are rounded, so the kernel keeps the states that it goes on with in floats
+            # elsewhere.
             state = torch.empty(2 * batch * hidden) if dtype != torch.float32 else None
             call = _RecurrentCall(
                 gates=GATES[spec.name], hidden=hidden, steps=steps, batch=batch, reverse=direction,
@@ -332,6 +334,7 @@ def forward(
 def _inputs(x: Tensor, w_x: Tensor, b_x: Tensor | None) -> Tensor:
     """x (steps, batch, inputs) times w_xᵀ for all steps at once: (steps, batch, gates x hidden), the last dim dense.
     An x that lies in memory as (batch, steps, inputs) is multiplied so, without a copy of it."""
+    # Steps beside each other: batch_first.
     if x.stride(0) < x.stride(1):
         return F.linear(x.transpose(0, 1), w_x, b_x).contiguous().transpose(0, 1)
     return F.linear(x, w_x, b_x).contiguous()

@@ -86,6 +86,7 @@ def nothing_kept(spec: Layers, x: Tensor, h: Tensor) -> list[Tensor]:
     """Makes tensors of these shapes that take no memory, for a forward that keeps nothing."""
     with torch.device("meta"):
         like = kept_shapes(spec, torch.empty(x.shape, dtype=x.dtype), torch.empty(h.shape))
+    # Strides of 0: by them `gradients` sees that nothing was kept.
     return [torch.empty(1, dtype=one.dtype).expand(one.shape) for one in like]
 
 
@@ -193,8 +194,10 @@ def gradients(
     """Returns the gradients of x, the states and the weights, in their order. given: those of the output and the last
     states. dx: whether that of x is wanted; it is empty if not."""
     gates, _, memory = split(spec, saved)
+    # More than the one byte of `kept_shapes`: the forward was oneDNN's.
     if memory[0].numel() > 1:
         return onednn_backward(spec, output_gradients, args, out, saved, dx)
+    # As `nothing_kept` made them: there is only the forward to run again.
     if 0 in gates[0].stride() and gates[0].numel() > 1 or not _ready(args, spec):
         return again(spec, output_gradients, args)
     return by_kernel(spec, output_gradients, args, out[0], saved, dx)
@@ -239,6 +242,8 @@ def by_kernel(
                 d_gates, d_state, below, y[..., part], states[0][n], direction, spec.biases
             )
             if layer or dx:
+                # [steps x batch, gates x hidden] times w_x [gates x hidden, inputs]: a layer's directions read the same
+                # input, so their parts are added.
                 flat = d_gates.to(dtype).flatten(0, 1)
                 passed = flat @ w_x if passed is None else torch.addmm(passed, flat, w_x)
         dy = passed.view(below.shape) if passed is not None else dy.new_empty(0)
@@ -260,6 +265,8 @@ def _walk(
     states take the place of the last states' in `ends`."""
     steps, batch, hidden, count = *y.shape, GATES[spec.name]
     d_gates = torch.empty((steps, batch, count * hidden), dtype=torch.float32)
+    # A GRU's new gate is tanh(x's part + reset * (the state's part)), so states see the gradient of their part times
+    # reset and inputs do not. An LSTM's gates are sums of both parts, with one gradient.
     d_state = torch.empty_like(d_gates) if spec.name == "gru" else d_gates
     call = _Backward(
         gates=count, hidden=hidden, steps=steps, batch=batch, reverse=reverse,
@@ -288,6 +295,8 @@ def _of_weights(
     dtype = x.dtype
     d_in = d_gates.to(dtype)
     d_st = d_in if d_state is d_gates else d_state.to(dtype)
+    # The state before step t is the output of step t - 1, or t + 1 when walked backwards; before the first step it is
+    # h0.
     first, later = (-1, slice(0, -1)) if reverse else (0, slice(1, None))
     before = y[1:] if reverse else y[:-1]
     weight_gradients = [d_in.flatten(0, 1).t() @ x.flatten(0, 1)]
@@ -297,6 +306,7 @@ def _of_weights(
     )
     if biases:
         sums = d_gates.sum((0, 1)).to(dtype)
+        # A copy, as results of an operation may not share memory.
         weight_gradients += [sums, sums.clone() if d_state is d_gates else d_state.sum((0, 1)).to(dtype)]
     return weight_gradients
 

@@ -88,6 +88,7 @@ def plain(rates: Sequence[Tensor], drives: Sequence[Tensor], weight: Tensor | No
     a, b = _product(rates), _product(drives)
     a = a.exp() if exp else a
     a, b = torch.broadcast_tensors(a, b)
+    # Not a[0] * 0 + b[0], which is NaN where a[0] is infinite or NaN.
     states = [b[0]]
     for t in range(1, b.shape[0]):
         states.append(a[t] * states[-1] + b[t])
@@ -172,6 +173,8 @@ def run(form: ScanForm, tensors: Sequence[Tensor]) -> Tensor | None:
         return None
     keep_alive, call, (steps, batch, width, n) = _call(form, tensors, shape)
     if form.dot:
+        # The kernel goes through one row's steps after another, so steps are innermost; `_scan_fake` says the same to
+        # the rest of the graph.
         out = torch.empty((batch, width, steps)).permute(2, 0, 1)
     else:
         out = torch.empty((steps, batch, width, n))
@@ -189,6 +192,7 @@ def _call(
     must outlive the kernel's run. shape: of rates and drives broadcast to each other."""
     rank = len(shape)
     steps, *middle, n = shape if rank > 1 else (*shape, 1)
+    # Missing dims are of size 1 and lead, as `_lifted` has them.
     batch, width = [*[1] * (2 - len(middle)), *middle]
     operands = [_read(_lifted(one, rank)) for one in tensors]
     rows = batch * width

@@ -60,7 +60,9 @@ class Stages:
 
 def live(body: Body, roots: Sequence[int]) -> list[int]:
     """Values that the roots need, in order."""
+    # Checks are computed whoever needs them: by them a kernel says that ATen must do the call.
     needed = set(roots) | {i for i, ins in enumerate(body.code) if ins.op == "check"}
+    # Arguments stand before what reads them, so one pass from the end finds all.
     for i in range(len(body.code) - 1, -1, -1):
         if i in needed:
             needed.update(body.code[i].args)
@@ -74,6 +76,8 @@ def classify(body: Body, roots: Sequence[int]) -> Stages:
     every |= frozenset().union(*over.values()) if over else frozenset()
     fast = _fastest(body, values, every)
     inner = _inner(body, over, every, fast)
+    # At first a reduction along all axes is a total, which is known only after all rows. Where there is a single row it
+    # may as well be that row's result, so that later passes over the row can read it.
     try:
         return _with(body, values, every, inner, over, single=False)
     except UnfitError:
@@ -89,12 +93,15 @@ def _fastest(body: Body, values: Sequence[int], every: frozenset[int]) -> int | 
     for i in values:
         if body.code[i].op in ("load", "take"):
             inp = body.inputs[body.code[i].attr]
+            # A power of the number of axes: no number of smaller tensors outvotes one that lies along an axis more.
             votes.update({axis: 16 ** len(inp.strides) for axis, stride in inp.strides.items() if equal(stride, 1)})
     return max(votes, key=lambda a: (votes[a], a)) if votes else max(every, default=None)
 
 
 def _inner(body: Body, over: dict[int, frozenset[int]], every: frozenset[int], fast: int | None) -> frozenset[int]:
     partial = {axes for axes in over.values() if axes != every}
+    # A reduction along the fast axis makes its axes the row. One that leaves it out is a column, and the row is all
+    # other axes.
     rows = {axes for axes in partial if fast in axes}
     if len(rows) > 1:
         raise UnfitError("reductions along unequal axes")
@@ -138,6 +145,7 @@ def _with(
             raise UnfitError("an index along the row")
         if ins.op == "is_at" and ins.attr in inner and body.code[ins.args[0]].axes & inner:
             raise UnfitError("a target along the row")
+        # It would be a second walk over the rows, with a barrier before it.
         if at == POST and ins.axes & outer:
             raise UnfitError("a value that needs all rows first")
         if at == POST and ins.op == "take":
@@ -178,4 +186,5 @@ def cost(body: Body, value: int, seen: set[int] | None = None) -> int:
     ins = body.code[value]
     if ins.op in REDUCTIONS:
         return 0
+    # `seen` has each value once, as code computes what several read only once.
     return COST.get(ins.op, 1) + sum(cost(body, a, seen) for a in ins.args)

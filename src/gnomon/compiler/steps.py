@@ -1095,6 +1095,7 @@ class _Text:
         return self.buffer[base], self.offset.get(base, 0) + offset_bytes
 
     def tensor(self, node: Any) -> int:
+        # `_packing` has already moved `held` past this operation's two handles, weight and bias.
         if isinstance(node, PackedArgument):  # of the operation that is written now
             return self.held - 2 + node.which
         return self.tensors.setdefault(node, len(self.tensors))

@@ -291,6 +291,7 @@ def as_kind(arrays: Arrays, storage: Sparse, shape: tuple[int, int], kind: Taken
         return stored_sparse.repack(arrays, storage, shape, kind, rows)
     if storage.value == "int8":
         kept_values = stored_sparse.kept_of(arrays, storage, shape).codes
+        # Integers of eight bits are stored with their zero, 128, added; in 16 bits, as the sum leaves those of int8.
         codes, scales = (kept_values.astype(np.int16) + 128).astype(np.uint8), np.asarray(arrays["scales"])[:, None]
         whole = Integers(bits=8, group=0)
         return _laid_whole(whole.of_codes(codes, scales), whole, shape, "int8")
@@ -317,6 +318,7 @@ def _laid_whole(
         codes, scales, zeros = _laid(words, form, memory), None, None
     elif isinstance(storage, NF4):
         packed = np.asarray(arrays["codes"]).view(np.uint8)
+        # The first of two codes is in the upper four bits.
         both = np.stack([packed >> np.uint8(4), packed & np.uint8(15)], -1).reshape(shape)
         codes = _laid(both.astype(np.uint16), form, memory)
         scales, zeros = _laid_scales(np.asarray(arrays["scales"], np.float32).reshape(shape[0], -1), form.side), None
@@ -342,6 +344,7 @@ def _panels(codes: NDArray[Any], form: StoredForm) -> NDArray[Any]:
     rows, columns = codes.shape
     padded = np.zeros((-(-rows // form.side) * form.side, form.padded(columns)), codes.dtype)
     padded[:rows, :columns] = codes
+    # A row is (panel, output); a column is (step, layer, place beside each other).
     shape = (-1, form.side, padded.shape[1] // form.step, form.step // form.interleave, form.interleave)
     return padded.reshape(shape).transpose(0, 2, 3, 1, 4)
 
@@ -362,6 +365,7 @@ def _laid(codes: NDArray[Any], form: StoredForm, memory: LargePages | None) -> T
     parts = _panels(codes, form)
     out = np.zeros((*parts.shape[:2], *parts.shape[3:]), codes.dtype)
     for layer in range(parts.shape[2]):
+        # Layer l has the bits from l x bits on of every byte or word of a register.
         out |= parts[:, :, layer] << codes.dtype.type(form.bits * layer % (8 * codes.itemsize))
     laid = torch.from_numpy(np.ascontiguousarray(out).view(np.uint8).reshape(*parts.shape[:2], 4 * form.side))
     return laid if memory is None else memory.hold(laid)
@@ -389,6 +393,7 @@ def linear(x: Tensor, packed: AnyPacked | OnGpu, bias: Tensor | None = None) -> 
         weight = torch.from_numpy(packed.storage.widen(packed.arrays, packed.shape))
         return torch.nn.functional.linear(x.float(), weight, None if bias is None else bias.float()).to(x.dtype)
     rows = x.reshape(-1, k)
+    # The stride of a dim of one element says nothing; below, the same of one row.
     if rows.stride(-1) != 1 and k > 1:
         rows = rows.contiguous()
     m, form = rows.shape[0], packed.form
@@ -421,6 +426,7 @@ def rows_of(packed: AnyPacked, ids: Tensor) -> Tensor:
     assert isinstance(packed, PackedStored) and packed.arrays is None, "a head is laid whole"
     assert packed.form.step == packed.form.interleave, "a step has one code a place"
     side = packed.form.side
+    # [panels, steps, outputs of a panel, 4 bytes]: an output's bytes of all steps, one after another, are its row.
     at = packed.codes.view(-1, packed.codes.shape[1], side, 4)[ids // side, :, ids % side].flatten(1)
     if packed.scales is None:
         return at.view(torch.bfloat16 if packed.form.bits == 16 else torch.float32)[:, :k]

@@ -92,6 +92,9 @@ class SparseForm:
     def turn(self) -> tuple[int, int, int]:
         """Returns, for n of m, the blocks of columns that a turn of the loop has, its registers of places, and the bits
         of a place."""
+        # A place within a group of m: 1, 2 and up to 4 bits. A block of 512 / BITS columns keeps n / m of them, and a
+        # step takes 32 / BITS of these a lane: 16 n / m steps for any dtype. A register of places has BITS / bits of
+        # them a number; where that is more than the steps of a block, blocks are taken together.
         bits = 1 if self.m == 2 else 2 if self.m == 4 else 4
         fields, steps = BITS[self.value] // bits, 16 * self.n // self.m
         side_by_side = fields // steps if fields > steps else 1
@@ -265,6 +268,7 @@ def _panels(x: NDArray[Any]) -> NDArray[Any]:
 def _n_of_m(values: NDArray[Any], places: NDArray[np.uint8], form: SparseForm, columns: int) -> NDArray[np.uint8]:
     """(panels, turns, registers of places and then of numbers, 64)."""
     side_by_side, registers, bits = form.turn
+    # Kept numbers of a row, not columns of the matrix.
     padded_columns, steps = form.padded(columns) // form.m * form.n, 16 * form.n // form.m * side_by_side
 
     def turned(x: NDArray[Any]) -> NDArray[Any]:
@@ -281,6 +285,7 @@ def _n_of_m(values: NDArray[Any], places: NDArray[np.uint8], form: SparseForm, c
     fields = BITS[form.value] // bits
     words = np.zeros((*at.shape[:2], registers, *at.shape[3:]), at.dtype)
     for step in range(steps):
+        # The place that belongs to a step: field `step % fields` of register `step // fields`.
         words[:, :, step // fields] |= at[:, :, step] << at.dtype.type(step % fields * bits)
     sides = [x.view(np.uint8).reshape(*x.shape[:3], 64) for x in (words, numbers)]
     return np.concatenate(sides, 2)
@@ -293,11 +298,16 @@ Laid = tuple[NDArray[Any], NDArray[Any] | None, NDArray[Any] | None]
 def _listed(one: StoredMatrix, form: SparseForm) -> Laid:
     """Places of a byte beside numbers, step after step; steps of (panels, twice a register of columns)."""
     rows, columns = one.mask.shape
+    # A cell is one output's part of one stretch of `wide` columns. A place within it fits a byte.
     wide, many = 2 * form.block, form.padded(columns) // (2 * form.block)
     row, column = one.mask.nonzero()
     cell = row * many + column // wide
     counts = np.bincount(cell, minlength=rows * many)
+    # `nonzero` goes row by row, so cells come in order: the rank within a cell is the position less that of the cell's
+    # first.
     rank = np.arange(row.size) - (np.cumsum(counts) - counts)[cell]
+    # [panels, stretches]. The 16 outputs of a panel are lanes of one register and walk the same steps, as many as the
+    # fullest of them needs; the others' lanes stay 0 there.
     fullest = _panels(counts.reshape(rows, many)).max(1)
     steps = -(-fullest // form.per)
     first = (np.cumsum(steps) - steps.ravel()).reshape(steps.shape)
@@ -308,6 +318,7 @@ def _listed(one: StoredMatrix, form: SparseForm) -> Laid:
     numbers = np.zeros((int(steps.sum()), lanes), one.codes.dtype)
     at[step, lane], numbers[step, lane] = column % wide, one.codes[row, column]
     codes = np.concatenate([at, numbers.view(np.uint8).reshape(len(at), 64)], 1)
+    # Bytes from the beginning to each panel's first step, and to the end.
     starts = np.concatenate([first[:, 0], [len(at)]]) * codes.shape[1]
     return codes, starts.astype(np.int64), steps.astype(np.uint8)
 
@@ -317,10 +328,13 @@ def _rowwise(one: StoredMatrix, form: SparseForm) -> Laid:
     rows, columns = one.mask.shape
     turns = -(-columns // form.wide)
     row, column = one.mask.nonzero()
+    # The order in which the kernel reads: task, stretch of columns, output. A stable sort leaves columns ascending
+    # within.
     cell = (row // TASK * turns + column // form.wide) * TASK + row % TASK
     order = np.argsort(cell, kind="stable")
     counts = np.bincount(cell, minlength=-(-rows // TASK) * turns * TASK)
     starts = _starts(-(-counts // FILLED) * FILLED)
+    # The position in sorted order, moved by what the cells before were filled up with.
     to = np.arange(row.size) + np.repeat(starts[:-1] - (np.cumsum(counts) - counts), counts)
     numbers, places = np.zeros(starts[-1], one.codes.dtype), np.zeros(starts[-1], np.uint16)
     numbers[to], places[to] = one.codes[row[order], column[order]], column[order] % form.wide

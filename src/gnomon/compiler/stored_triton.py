@@ -112,6 +112,8 @@ def text_of(storage: Storage) -> str:
 
 def _integers(storage: Integers) -> str:
     """A loop over the layers of a turn, whose bytes are loaded once."""
+    # A turn's BK columns lie in BK / layers bytes. Byte i of them holds columns begin + i + l * BK / layers, one for
+    # each layer l, so that a layer is a stretch of neighbouring columns.
     layers, group = layers_of(storage), storage.group
     many = f"(K // {group})" if group else "1"
     place = f"wide * {many} + k[None, :] // {group}" if group else "wide + k[None, :] * 0"
@@ -162,6 +164,8 @@ def _widened(storage: Storage) -> list[str]:
         return [
             "packed = tl.load(codes + wide * (K // 2) + k[None, :] // 2, mask=there, other=0).to(tl.int32)",
             "code = (packed >> (k[None, :] % 2 * 4)) & 15",
+            # A scale is the exponent of a power of two with a bias of 127 (E8M0 of OCP's microscaling formats): 127 is
+            # 1.
             f"power = tl.load(scales + wide * (K // {MX_BLOCK}) + k[None, :] // {MX_BLOCK}, mask=there, other=127)",
             "w = tl.load(places + code) * tl.exp2(power.to(tl.float32) - 127.0)",
         ]
@@ -183,6 +187,7 @@ def _widened(storage: Storage) -> list[str]:
             "bits = tl.load(places + wide * ((K + 7) // 8) + k[None, :] // 8, mask=there, other=0).to(tl.int32)",
             "kept = (bits >> (k[None, :] % 8)) & 1",
             "first = tl.load(starts + wide * ((K + BK - 1) // BK) + begin // BK, mask=(n < N)[:, None], other=0)",
+            # The sum of the bits before this one: where among the kept numbers a row's own begins.
             "before = first + tl.cumsum(kept, 1) - kept",
             f"w = tl.load(codes + before, mask=kept != 0, other=0).to(tl.float32){ends}",
         ]
@@ -219,6 +224,7 @@ def _laid(arrays: dict[str, NDArray[Any]], storage: Storage, shape: Shape) -> di
     if isinstance(storage, Bitmap):
         nonzeros = storage.kept_of(arrays, shape)
         turns = -(-shape[1] // TURN)
+        # Kept numbers of each (row, turn of K); their sums before each are where its kept numbers begin.
         counts = np.pad(nonzeros, ((0, 0), (0, turns * TURN - shape[1]))).reshape(-1, TURN).sum(1)
         return laid | {"places": arrays["bits"], "starts": (np.cumsum(counts) - counts).astype(np.int64)}
     if isinstance(storage, Blocks):
@@ -271,6 +277,7 @@ def linear(x: Tensor, packed: OnGpu, bias: Tensor | None = None) -> Tensor:
     out = torch.empty((len(rows), n), dtype=x.dtype, device=x.device)
     if len(rows) and n:
         high, wide, turn = tile_of(len(rows), packed.storage)
+        # The kernel has all five parameters; a text that does not read one is given any tensor.
         packed_tensors = [packed.tensors.get(name, out) for name in ("codes", "scales", "zeros", "starts", "places")]
         grid = (-(-len(rows) // high), -(-n // wide))
         function = module_of(text_of(packed.storage)).product
@@ -288,5 +295,6 @@ def interpreted() -> bool:
 
 def tile_of(rows: int, storage: Storage) -> tuple[int, int, int]:
     """(rows, outputs, K of a turn) of a program: few rows leave the multiprocessors to the outputs."""
+    # A power of two, as `tl.arange` takes no other length.
     high = min(64, max(LEAST, 1 << (rows - 1).bit_length()))
     return (high, *storage.size) if isinstance(storage, Blocks) else (high, OUTPUTS, TURN)

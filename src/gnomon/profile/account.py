@@ -171,6 +171,7 @@ def _kinds(trace: Trace, inside: NDArray[np.int64]) -> dict[int, tuple[str, str]
     if not trace.on_device:
         compiling = host_calls(trace, _COMPILING, (MARK, CPU_OP))
         if len(compiling):
+            # The last compilation that began by then; -1 is none, for which `maximum` only keeps the index valid.
             at = np.searchsorted(compiling[:, 0], trace.start_s[inside], side="right") - 1
             is_compiling = (at >= 0) & (trace.end_s[inside] <= compiling[np.maximum(at, 0), 1])
             kinds.update(dict.fromkeys(inside[is_compiling].tolist(), ("compiling", "host")))
@@ -236,6 +237,7 @@ def _device_parts(
     out["compute"] = length(computing)
     out["exposed communication"] = length(minus(communicating, computing))
     out["copies"] = length(minus(copying, join(computing, communicating)))
+    # In this order: a call may lie within another, and each takes from the idle time what those before it have left.
     for part, names, categories in (
         ("data loading", _LOADING, (MARK, CPU_OP)),
         ("compilation", _COMPILING, (MARK, CPU_OP)),
@@ -251,6 +253,8 @@ def _device_parts(
         if _after_wait(waits, start, end):
             out["synchronisation"] += end - start
             continue
+        # A gap ends where the device's next work begins: that work, by a picosecond's tolerance. Was it issued after
+        # the device had run dry, then the host was late.
         after = int(np.searchsorted(began, end - 1e-12))
         late = after < len(began) and issued[after] >= start
         out["host" if late else "waiting"] += end - start
@@ -330,6 +334,7 @@ def _own_seconds(trace: Trace, inside: NDArray[np.int64]) -> NDArray[np.float64]
     place = {int(event): i for i, event in enumerate(inside.tolist())}
     for event, seconds in zip(inside.tolist(), trace.duration_s[inside].tolist(), strict=True):
         above = int(trace.parent[event])
+        # What encloses an op may be a mark, or lie outside of the step.
         while above != NONE and above not in place:
             above = int(trace.parent[above])
         if above != NONE:
@@ -419,6 +424,7 @@ def _collectives(
 ) -> tuple[Collective, ...]:
     events = [event for event in inside.tolist() if kinds[event][1] == "communication"]
     if not trace.on_device:
+        # A mark of a collective encloses the backend's own op: one call, not two.
         events = [e for e in events if not any(above in kinds and kinds[above][1] == "communication"
                                                for above in trace.ancestors(e))]  # fmt: skip
     computing = _spans(

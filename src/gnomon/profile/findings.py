@@ -239,6 +239,7 @@ def _slow_rank(accounts: Sequence[Account], late: Sequence[Lateness]) -> Finding
     """One rank that the others wait for, collective after collective."""
     if len(late) < 2:
         return None
+    # Whoever waits least in collectives is the one that comes last to them.
     slow = min(range(len(late)), key=lambda i: late[i].waited_s)
     others = [row.waited_s for i, row in enumerate(late) if i != slow]
     typical = sorted(others)[len(others) // 2]

@@ -67,6 +67,7 @@ def common(one: Intervals, other: Intervals) -> Intervals:
     order = np.lexsort((change, edges))
     depth = np.cumsum(change[order])
     edges = edges[order]
+    # Each set is disjoint in itself, so a depth of two is one interval of either.
     both = np.flatnonzero(depth[:-1] == 2)
     return union(edges[both], edges[both + 1])
 

@@ -89,6 +89,8 @@ def peak_of(source: str, document: Mapping[str, Any], device: int) -> Snapshot:
         if action == "alloc":
             live[address] = (size, _frames(entry))
             live_bytes += size
+            # A copy at each new maximum would take the square of the number of blocks: that there is one is noted, and
+            # what was live is copied at the next free.
             if live_bytes > peak:
                 peak, at_peak = live_bytes, None  # type: ignore[assignment]
         elif action in ("free", "free_completed") and address in live:
@@ -122,6 +124,7 @@ def _blocks(segment: Mapping[str, Any]) -> Iterable[tuple[int, tuple[int, Frames
     for block in _list(segment.get("blocks")):
         if not isinstance(block, dict):
             continue
+        # A block without an address begins where the one before it ends.
         at = _int(block.get("address")) or address
         size = _int(block.get("size"))
         if block.get("state") == "active_allocated":
@@ -171,6 +174,7 @@ def _class_of(frames: Frames) -> str:
     if not frames:
         return "not known"
     texts = [f"{frame.get('filename', '')} {frame.get('name', '')}".lower() for frame in frames]
+    # In this order, as stacks within the optimizer and the backward have frames of modules and functions as well.
     if any(word in text for text in texts for word in _OPTIMIZER):
         return "optimizer states"
     if any(word in text for text in texts for word in _BACKWARD):

@@ -170,6 +170,7 @@ def _repeats(names: NDArray[np.int32]) -> tuple[int, ...]:
         for value in values[counts == count][:8]:
             at = np.flatnonzero(names == value)
             gaps = np.diff(at)
+            # A step has some events, and steps have nearly the same number of them.
             if gaps.min() < 8 or gaps.max() > 1.1 * gaps.min():
                 continue
             period = int(np.median(gaps))

@@ -132,6 +132,7 @@ class Trace:
         work = self.of(*DEVICE_WORK)
         if len(order) and len(work):
             keys = self.correlation[order]
+            # A join by the correlation; a number larger than all keys would be looked up past the end.
             at = np.minimum(np.searchsorted(keys, self.correlation[work]), len(keys) - 1)
             hit = (keys[at] == self.correlation[work]) & (self.correlation[work] != NONE)
             out[work[hit]] = order[at[hit]]
@@ -161,6 +162,7 @@ class Trace:
                 if ends[above] >= ends[event]:
                     out[event] = above
                     break
+            # A launch is nobody's parent.
             if not launches[event]:
                 stack.append(event)
         return out
@@ -169,6 +171,7 @@ class Trace:
     def op_of(self) -> NDArray[np.int64]:
         """Event of the device -> the innermost op of the host that launched it; NONE where that was not recorded."""
         out = np.full(self.size, NONE, np.int64)
+        # For kernels whose launch has no enclosing op: the profiler's own number of the op that launched them.
         by_external = {
             int(self.external[event]): int(event) for event in self.of(CPU_OP) if self.external[event] != NONE
         }

@@ -224,6 +224,8 @@ class Finder:
             read, pads = self.needs(args[0]), list(args[1])
             fill = float(args[2]) if len(args) > 2 else 0.0
             for n in range(len(pads) // 2):
+                # Pairs of (low, high) from the last dim on; element i of the result is element i - low of what is
+                # padded.
                 low, high = pads[2 * n], pads[2 * n + 1]
                 if low < 0 or high < 0:
                     raise UnfitError("a pad that cuts")
@@ -241,6 +243,7 @@ class Finder:
                 read = self.needs(args[0])
             for by, dim in zip(args[1], args[2], strict=True):
                 if args[0].meta["val"].shape[dim] > 1:
+                    # Element i of a roll by `by` is element i - by.
                     read = _moved(read, self.dim(args[0], dim), -int(by))
             return replace(read, outside="wrap")
         if target is aten.copy.default:
@@ -474,6 +477,8 @@ def _convolution(
         read = replace(read, outside=0.0)
     mixes = finder.whole
     spatial = [finder.dim(x, n - len(taps)) for n in range(len(taps))]
+    # Elements of the weight (outputs, inputs of a group, *taps) from one output channel to the next; 0: all points read
+    # the same numbers.
     by_channel = int(torch.Size(shape[1:]).numel()) if int(shape[0]) > 1 else 0
     channel_dim = finder.dim(node, 1) if by_channel else 0
     channel_axis = dims[channel_dim][0] if by_channel else None

@@ -278,6 +278,7 @@ def _programs(of: Pipeline, device: DeviceDescription, tile: tuple[int, ...], tw
     fields = _inputs(of)
     cores = []
     for core in range(min(device.workers, len(every))):
+        # Neighbouring tiles go to different cores, as `for (tile = core; ...; tile += workers)` in the text of a core.
         mine = every[core :: device.workers]
         code: list[Instruction] = []
 
@@ -342,6 +343,7 @@ def _core(part: ManyCore, core: Core, arrays: dict[Any, Tensor], played: PlayRes
     coming: dict[str, float] = {}
     # now: the core's clock; dma: when the engine is free. Transfers follow each other on one engine.
     now = dma = 0.0
+    # All cores transfer at the same time.
     bandwidth = device.memory_bandwidth / len(part.cores)
     for place, size in part.places.values():
         if place + size > device.levels[0].size:

@@ -97,12 +97,14 @@ def _post(text: Text) -> None:
                 text.say(depth, "for (int64_t j = 0; j + VW <= points; j += VW) {")
             for i in _needed_after(nest, [*(nest.outputs[n].value for n in along), *checked]):
                 if i in checked:
+                    # Lanes beyond the last point hold anything.
                     rest = " | ~first(n)" if partial else ""
                     text.say(depth + 1, f"failed |= !all(v{nest.body.code[i].args[0]}{rest});")
                 elif i not in declared:
                     text.say(depth + 1, f"const {nest.body.code[i].kind} v{i} = {_after_value(text, i, 'j', partial)};")
             for n in along:
                 written = write(text, n, nest.outputs[n].strides, f"v{nest.outputs[n].value}", "j", partial)
+                # There is no row here, so arrays begin at their own first element and not at a row's base.
                 text.say(depth + 1, written.replace("b_q", "q"))
             text.say(depth, "}")
         for _ in nest.inner[:-1]:

@@ -300,6 +300,7 @@ def _written(node: Node) -> tuple[WrittenAttention, list[Node]] | None:
         return None
     inside.append(softmax)
     scores, mask, scale, divided = softmax.args[0], [], 1.0, False
+    # (S, T) come last: of four dims the first two are batch and heads, of three all heads are of one batch.
     batch, heads = (1, *softmax.meta["val"].shape)[dims - 3 : dims - 1]
     if scores.target is aten.add.Tensor and len(scores.args) == 2 and not scores.kwargs:
         one, other = scores.args

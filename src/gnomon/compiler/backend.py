@@ -247,6 +247,7 @@ class CompiledGraph:
         self.pairs = [*pairs.fuse(module.graph), *pairs_backward.fuse(module.graph)]
         self.tables = table_gradient.fuse(module.graph)
         self.columns = columns.fuse(module.graph)
+        # Joins the calls that `pairs` and `columns` have put in the graph.
         self.table_pairs = table_pairs.fuse(module.graph)
         self.recurrent = recurrent.fuse(module.graph, recurrent_training.Learner)
         self.scans = scan.fuse(module.graph)
@@ -256,6 +257,7 @@ class CompiledGraph:
         self.chains = (
             fuse_chains(module.graph, _alone, chain_layers) if chain_layers and mask is None and not frozen else []
         )
+        # After chains, which take products with what surrounds them; `live` and `ragged` then change calls of these.
         self.products = products.fuse(module.graph)
         self.live = fuse_live(module.graph, frozen) if live else []
         self.ragged = None if mask is None else Ragged(mask)
@@ -324,6 +326,7 @@ class CompiledGraph:
                 self._say()
             return self.function(args)
 
+        # AOTAutograd's mark of a function that takes its arguments as one list, which it empties.
         call._boxed_call = True  # type: ignore[attr-defined]
         call.compiled = self  # type: ignore[attr-defined]
         return call
@@ -372,6 +375,7 @@ class CompiledGraph:
         """The program that the trials chose, with tilings that were measured where somebody asked for it."""
         if self.tune_s:
             self.tuned = tuner.tune([p for p in self.program.groups if self.kept(p)], self.tune_s)
+        # Taken out, as the copy of the graph is of no use afterwards.
         before, self.before = self.before, None
         lost = any(isinstance(one, convolutions.Pixels) and one.lost for one in self.convolutions)
         if before is not None and lost:  # the same, with work as kernels of its own

@@ -134,6 +134,7 @@ def key_of(source: str, isa: InstructionSet | None = None, extra: Sequence[str] 
     """What a source compiles to depends on this alone."""
     isa, flags = isa or this_machine().isa, [*FLAGS, *asked_flags(), *extra]
     compiler = _compiler()
+    # No part holds a zero byte, so other parts never join to the same text.
     content = "\0".join((source, _headers(), *flags, *isa.flags, compiler[1] if compiler else "", _openmp()))
     return hashlib.sha256(content.encode()).hexdigest()[:32]
 
@@ -173,6 +174,7 @@ def libraries(sources: Sequence[str]) -> list[Function | None]:
         with ThreadPoolExecutor(max_workers=max(1, min(this_machine().cores, len(missing)))) as pool:
             functions = list(pool.map(_one, missing.items()))
         with _lock:
+            # Another thread may have loaded the same meanwhile: whichever came first stays.
             for key, function in zip(missing, functions, strict=True):
                 _loaded.setdefault(key, function)
     return [_loaded[key] for key in keys]
@@ -278,7 +280,9 @@ def compiled(key: str, source: str) -> Path | None:
             log.warning("a kernel does not compile, its operations stay PyTorch's: %s", done.stderr[:2000])
             log.debug("%s", source)
             return None
+        # Whatever the umask: a file that others may write to is refused when it is loaded.
         target.chmod(0o600)
+        # Renamed when it is whole, so no other process loads half of it.
         final = folder / f"{key}-{seal().of(target.read_bytes())}.so"
         os.replace(target, final)
     return final

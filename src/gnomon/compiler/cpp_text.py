@@ -180,6 +180,7 @@ def constant(attr: str, kind: str) -> str:
     if kind == "B":
         return f"splatB({'true' if attr == 'True' else 'false'})"
     if kind == "L":
+        # In C++ the least int64 is a minus before a number that is too large for the type.
         return f"splatL({attr}LL)" if int(attr) > -(2**63) else "splatL(INT64_MIN)"
     value = {"inf": "INF", "-inf": "-INF", "nan": "NANF"}.get(attr, attr)
     return f"{SPLAT[kind]}({value}{'f' if kind == 'F' and value == attr else ''})"

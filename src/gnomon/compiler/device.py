@@ -138,12 +138,14 @@ def this_device() -> DeviceDescription:
     with _disable_current_modes():  # Dynamo's fake tensors have no memory to measure
         machine, at = this_machine(), rates()
     levels = (
+        # The first cache's rate is not measured: twice that of the second.
         Level(name="L1", size=machine.l1_bytes, bandwidth=2 * at.l2_bytes_per_s),
         Level(name="L2", size=machine.l2_bytes, bandwidth=at.l2_bytes_per_s),
         Level(name="L3", size=machine.l3_bytes, bandwidth=at.l3_bytes_per_s, shared=True),
     )
     vectors = Vectors(
         lanes=machine.isa.lanes,
+        # AVX-512 has 32 vector registers, narrower sets have 16.
         registers=32 if machine.isa.lanes == 16 else 16,
         rate=at.instructions_per_s,
         fused=machine.isa.name != "generic",

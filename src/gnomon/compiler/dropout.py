@@ -27,6 +27,7 @@ def split(graph: fx.Graph) -> int:
     for node in found:
         x, p = node.args[:2]
         with graph.inserting_before(node):
+            # 1 - p is the probability that a number stays.
             mask = call(graph, aten.ne.Scalar, _drawn(graph, x, 1 - p), 0)
             results = (_scaled(graph, x, mask, _one_by(x.meta["val"].dtype, 1 - p)), mask)
         for user in list(node.users):

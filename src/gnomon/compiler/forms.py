@@ -1,7 +1,7 @@
 """Several ways to compute one product whose cost depends on what a call brings: each is measured once, and chosen by
 prediction in every call.
 
-`Forms(whole, others)` runs all on the first call that others can serve, compares them with the whole product, and keeps
+`Forms.run` runs all on the first call that others can serve, compares them with the whole product, and keeps
 seconds a unit of what is there (a tile of rows, a column that is not zero). Later calls take the way that is predicted
 to be fastest for what is there now: a count, which costs next to nothing. A way that is wrong is never taken.
 Leaves out what is counted (`ragged`, `live`).

@@ -1,6 +1,6 @@
 """Products of rows that are found at run time: which rows there are, and whose weights they meet, is data of a call.
 
-    out = product(x, w, bias, ends=ends, rows=rows, to=to)
+    out = gathered_matmul(x, w, bias, ends=ends, rows=rows, to=to)
 
 A product may take its rows in any order (its spatial axes are permutation-invariant), so a kernel gathers them by their
 places while it copies them for its tiles, multiplies dense tiles, and writes each result to its place: nothing is
@@ -87,6 +87,8 @@ def gathered_matmul(
     x = x if x.stride(-1) == 1 or k <= 1 else x.contiguous()
     ends, rows, to, spare = (None if one is None else one.contiguous() for one in (ends, rows, to, spare))
     steps = w.stride()[-2:]
+    # Bfloat16 is read in pairs of 32 bits: k beside each other, an even number of them, and rows that begin at even
+    # elements.
     if 1 not in steps or (paired and (steps[1] != 1 or k % 2 or x.stride(0) % 2 or steps[0] % 2 or w.stride(0) % 2)):
         return None
     count = len(x) if rows is None else len(rows)

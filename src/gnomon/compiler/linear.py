@@ -127,6 +127,7 @@ def linear(
         call.norm_beta = None if beta is None else beta.data_ptr()
     for i, one in enumerate(others):
         setattr(call, f"other{i}", one.data_ptr())
+        # One row for all, or a matrix of a single row, which is the same.
         setattr(call, f"other_row{i}", 0 if one.numel() == n else n)
     return out if _run(call, form) else None
 
@@ -176,6 +177,8 @@ def tile_of_pixels(n: int) -> MatmulTile | None:
 def of_pixels(sizes: Sequence[int], n: int, step: int, relu: bool, eps: float) -> LinearCall:
     """A convolution of one pixel without its memory. sizes: (images, k, height, width) that lie channels last."""
     images, k, high, wide = sizes
+    # Of `step` 1 all pixels of all images follow each other at one distance, so they are one line of `rows` pixels
+    # (`across`). Else a line has `across` of them, and lines lie `x_down` apart.
     across = (wide - 1) // step + 1
     rows = images * ((high - 1) // step + 1) * across
     return LinearCall(

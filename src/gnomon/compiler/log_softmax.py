@@ -52,6 +52,7 @@ def split(graph: fx.Graph) -> int:
 def _backward(graph: fx.Graph, grad: Node, y: Node, dtype: torch.dtype) -> Node:
     g = _wide(graph, grad)
     total = call(graph, aten.sum.dim_IntList, g, [-1], True)
+    # dx = g - softmax(x) sum(g), where softmax(x) is the exponential of the result.
     share = call(graph, aten.mul.Tensor, call(graph, aten.exp.default, _wide(graph, y)), total)
     return _narrow(graph, call(graph, aten.sub.Tensor, g, share), dtype)
 

@@ -1,7 +1,7 @@
 """The machine that code is made for: vector width, caches, cores, the compiler and its flags.
 
 `this_machine()` reads it once. A new instruction set is one row of `SETS` and one header in cpp/. Leaves out
-bandwidths, which `bandwidth` measures where somebody asks for predicted times.
+bandwidths, which `tile_cost.rates` measures where somebody asks for predicted times.
 """
 
 from __future__ import annotations
@@ -111,7 +111,7 @@ def has_features(names: frozenset[str]) -> bool:
 
 @cache
 def cxx() -> str | None:
-    """The C++ compiler, or None: CXX where it is set, else g++, c++ or clang++."""
+    """The C++ compiler, or None: CXX where it is set, else g++ or c++."""
     compiler = os.environ.get("CXX")
     return next((path for name in ([compiler] if compiler else ["g++", "c++"]) if (path := shutil.which(name))), None)
 

@@ -72,6 +72,7 @@ def candidates(m: int, device: DeviceDescription) -> list[MatmulTile]:
         full = max((r for r in range(1, 32) if fits(MatmulTile(r, vectors), device)), default=0)
         if full:
             every.add(MatmulTile(full, vectors))
+            # As many blocks as full tiles take, with rows dealt evenly: the last is then hardly empty.
             even = -(-m // -(-m // full))
             every.add(MatmulTile(max(1, even), vectors))
     return sorted(one for one in every if one.sums >= min(LATENCY, m))

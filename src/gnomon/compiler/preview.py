@@ -159,6 +159,8 @@ class Preview(Convolution):
         rows = -(-len(flat) // SIDE) * SIDE
         codes = torch.zeros((rows, flat.shape[1]), dtype=torch.int8)
         codes[: len(flat)] = (flat / scales).round().to(torch.int8)
+        # [panels, taps / 4, outputs of a panel, 4]: four codes of an output lie beside each other, as one instruction
+        # multiplies and adds them.
         panels = codes.view(-1, SIDE, flat.shape[1] // 4, 4).transpose(1, 2).contiguous()
         part = part_of(weights.shape[3])
         turns = weights.unflatten(3, (-1, part)).permute(1, 3, 0, 2, 4).contiguous()

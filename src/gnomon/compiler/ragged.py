@@ -80,6 +80,7 @@ class RaggedMatmul:
             some = self.product(*bias, x.index_select(0, live), w)
             out = some.new_zeros((len(x), some.shape[1]))
             if self.whole.fill:
+                # As the kernel does (`gathered`): `fill` times small numbers that differ from column to column.
                 out[dead] = self.whole.fill * torch.arange(some.shape[1]).remainder(16).to(some.dtype)
             return out.index_copy_(0, live, some)
 

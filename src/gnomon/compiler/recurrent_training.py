@@ -191,8 +191,8 @@ def gradients(
     saved: Sequence[Tensor],
     dx: bool,
 ) -> list[Tensor]:
-    """Returns the gradients of x, the states and the weights, in their order. given: those of the output and the last
-    states. dx: whether that of x is wanted; it is empty if not."""
+    """Returns the gradients of x, the states and the weights, in their order. output_gradients: those of the output and
+    the last states. dx: whether that of x is wanted; it is empty if not."""
     gates, _, memory = split(spec, saved)
     # More than the one byte of `kept_shapes`: the forward was oneDNN's.
     if memory[0].numel() > 1:

@@ -103,6 +103,8 @@ class LoadedModel:
         if isinstance(expected, int):
             return size == expected
         expression = expected.node.expr
+        # The first size that a symbol stands for is its value; wherever else it stands, alone or in an expression, it
+        # has to agree.
         if expression.is_Symbol and expression not in sizes:
             low, high = self._ranges.get(expression, (0, float("inf")))
             sizes[expression] = size
@@ -155,6 +157,7 @@ def save(
         (work / RECORD).write_text(json.dumps(record, indent=1), encoding="utf-8")
         for path in (work, *work.rglob("*")):
             path.chmod(0o755 if path.is_dir() else 0o644)  # whatever the umask: `load` refuses what others may write
+        # A folder of that name is there whole or not at all.
         work.rename(target)
     except BaseException:
         shutil.rmtree(work, ignore_errors=True)

@@ -68,10 +68,12 @@ def _instead(original: Callable[..., Any]) -> Callable[..., Any]:
         a, b = leaves
         if not (_fits(a) and _fits(b) and a.shape == b.shape):
             return original(operator, leaves, dim, additional_inputs)
+        # One step each, with the dims of all steps.
         lhs, right = [a[:1], b[:1]], [a[1:2], b[1:2]]
         torch.ops.gnomon.probe(lhs, right, pytree.tree_leaves(operator(*lhs, *right)))
         if not _is_recurrence():
             return original(operator, leaves, dim, additional_inputs)
+        # The scan of pairs gives both: running products of a, and the states.
         return [a.cumprod(0), torch.ops.gnomon.scan([a], [b], None, False)]
 
     generic.for_gnomon = True  # type: ignore[attr-defined]
@@ -249,6 +251,7 @@ def _dot(graph: fx.Graph, node: Node) -> None:
         return
     if column.shape[:-2] != known.shape[:-2]:
         return
+    # The inverse of `order`: the weight has its dims as the states are read, and is wanted as the scan has them.
     back = [order.index(place) for place in range(scan.RANK)]
     with graph.inserting_before(matmul):
         row = graph.call_method("transpose", (weight, -1, -2))

@@ -1,8 +1,8 @@
 """Groups beside each other that read the same memory become one, which reads it once.
 
 SwiGLU's backward is two groups, one for each half's gradient; both read the gradient of the product and the halves.
-`joined` takes pairs of groups of which neither waits for the other, directly or through anything else that runs, and
-whose work is over the same sizes, where one kernel moves at least `LEAST` bytes fewer of the two. Leaves out groups
+`join_siblings` takes pairs of groups of which neither waits for the other, directly or through anything else that runs,
+and whose work is over the same sizes, where one kernel moves at least `LEAST` bytes fewer of the two. Leaves out groups
 whose operands meet (`groups`).
 """
 
@@ -50,6 +50,7 @@ def join_siblings(
             places.replace(one)
             out[first] = one
             del out[second]
+            # The first group reads more now, so pairs that gained nothing before are looked at again.
             second = first + 1
         first += 1
     return out
@@ -114,6 +115,7 @@ def _one(
     """Both groups as one, or None where that is not legal or gains nothing."""
     here, there = places.read[id(a)], places.read[id(b)]
     shared = max((here[node] for node in here.keys() & there.keys()), default=0)
+    # What they share is little beside the largest that either reads.
     if 4 * shared < max((*here.values(), *there.values()), default=0) or not (
         group_outputs[id(a)] and group_outputs[id(b)]
     ):

@@ -413,7 +413,7 @@ def linear(x: Tensor, packed: AnyPacked | OnGpu, bias: Tensor | None = None) -> 
 
 
 def function_of(packed: AnyPacked) -> Callable[[Any], int] | None:
-    """The kernel that multiplies by it, which takes the address of `product`; None where it is widened."""
+    """The kernel that multiplies by it, which takes the address of `stored_matmul`; None where it is widened."""
     if isinstance(packed, PackedSparse):
         return stored_sparse.kernel(packed.form)
     return kernel(packed.form) if packed.arrays is None else None

@@ -52,8 +52,8 @@ def predicted(storage: Sparse, shape: Shape, rows: int, rates: Rates, machine: M
 
 
 def storage_s(storage: Storage, shape: Shape, rows: int, stored_bytes: float, rates: Rates, machine: Machine) -> float:
-    """Seconds of a product by a matrix that is stored so, among others of `held` bytes in all, which caches hold or do
-    not. InputError where no kernel multiplies by it."""
+    """Seconds of a product by a matrix that is stored so, among others of `stored_bytes` in all, which caches hold or
+    do not. InputError where no kernel multiplies by it."""
     if isinstance(storage, Sparse):
         kinds = (*kinds_of(storage, shape), "dense")
         works = [_work(storage, kind, shape, rows) for kind in kinds]
@@ -88,12 +88,15 @@ def _work(storage: Sparse, kind: str, shape: Shape, rows: int) -> tuple[float, f
         cells = panels * columns // (2 * form.block)
         steps = cells * _steps(storage, form)
         instructions = steps * _tiled(rows) * LISTED + cells * CELL * -(-rows // 8)
+        # A step reads a register of numbers, 64 bytes, and a byte of place for each of them.
         return (64 + 16 * form.per) * steps, instructions
     nonzeros, segments = density * shape[0] * shape[1], -(-shape[0] // TASK) * TASK * -(-shape[1] // form.wide)
     work = 0.0
+    # At most 32 rows lie beside each other.
     for first in range(0, rows, 32):
         lanes = next(n for n in BESIDE if n >= min(rows - first, 32))
         work += nonzeros * BESIDE[lanes] + segments * SEGMENT
+    # 4 bytes of float32 and 2 of place.
     return 6 * nonzeros, work
 
 

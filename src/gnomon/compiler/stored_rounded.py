@@ -1,4 +1,4 @@
-"""A matrix rounded and laid for its kernel in one pass: `rounded(parts, storage, form)` gives (codes, scales).
+"""A matrix rounded and laid for its kernel in one pass: `rounded(parts, storage, side, padded)` gives (codes, scales).
 
 Bit for bit what `Integers.narrow` rounds to and `stored.repack` lays, which take ten times as long: a server rounds
 every matrix each time that it starts. None where there is no kernel for it: groups with zeros of their own, ternary

@@ -101,6 +101,8 @@ class TablePairs(TriedKernel):
             strides, first = args[place].stride(), one.numbers.first
             begin = sum(at * step for at, step in zip(first, strides, strict=False))
             narrow = int(args[place].dtype == torch.int32)
+            # Rows of the table (0 above: what is there already), floats from row to row, which tensor of indices, where
+            # in it the first one is, how far the next, and whether they have 32 bits.
             words += [len(args[source]), by[0], self.numbers.index(place), begin, strides[one.numbers.row_dim], narrow]
         return (ctypes.c_int64 * len(words))(*words)
 

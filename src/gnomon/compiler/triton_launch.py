@@ -71,6 +71,7 @@ class Launcher:
         self.interpreted = os.environ.get("TRITON_INTERPRET") == "1"
 
     def __call__(self, sizes: tuple[int, ...], *tensors: torch.Tensor) -> int:
+        # Triton compiles otherwise for pointers that are multiples of 16 bytes.
         key = (sizes, *[tensor.data_ptr() % 16 for tensor in tensors])
         steps = self.known.get(key)
         if steps is not None:
@@ -106,6 +107,7 @@ class Launcher:
         parts = -(-blocks // chunk)
         counts = [(i, parts * points) for i in kernel.columns] + [(i, parts * tiles) for i in kernel.totals]
         partial = tuple((count, HELD[kernel.nest.body.code[i].kind]) for i, count in counts)
+        # Places are computed in 32 bits unless `WIDE` says that they do not fit.
         far = max(t.untyped_storage().nbytes() for t in tensors) >= 2**31 or rows * points >= 2**31
         warps = 4 if high * wide <= 4096 else 8 if high * wide <= 8192 else 16
         options = {"num_warps": warps, "debug": kernel.checks, "sanitize_overflow": False}

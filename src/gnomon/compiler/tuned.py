@@ -1,7 +1,7 @@
 """Tilings that were measured (`tuner`), kept by kernel, threads and sizes, in the process and on disk.
 
-`chosen` gives the tiling of a kernel at these sizes: a measured one where there is one, else the tile model's. Sums are
-in the same order with any, so only kernels are tuned whose sums lie within a row. Leaves out measuring.
+`tiling_of` gives the tiling of a kernel at these sizes: a measured one where there is one, else the tile model's. Sums
+are in the same order with any, so only kernels are tuned whose sums lie within a row. Leaves out measuring.
 """
 
 from __future__ import annotations
@@ -60,6 +60,7 @@ def keep(source: str, sizes: Sizes, choice: Choice) -> None:
     """Remembers the tiling chosen for a kernel at these sizes."""
     path = _path(source, torch.get_num_threads())
     with _lock:
+        # The very dict that `_read` caches, so this process sees the change without reading again.
         every = _read(path)
         every[sizes] = choice
         part = path.with_suffix(f".{os.getpid()}-{threading.get_ident()}.part")

@@ -94,6 +94,7 @@ def tune(planned: Sequence[Any], seconds: float) -> list[Subject]:
             known.count += known is not subject
     untried = list(found.values())
     for subject in untried:
+        # The usual tiling is each subject's first candidate, so that all have a time to be compared with.
         subject.next()
     while time.perf_counter() < end:
         open_ones = [one for one in untried if one.candidates]
@@ -113,6 +114,7 @@ def settle(subject: Subject) -> None:
     subject.run(subject.usual)
     before = [one.clone() for one in subject.results()]
     for one in subject.results():
+        # So that what the second run leaves unwritten is seen.
         one.zero_()
     subject.run(best)
     # To the bit: a tiling that adds in another order would make results depend on what was measured here.
@@ -154,6 +156,7 @@ def subject_of(planned: Any) -> Subject | None:
     near = nearest(tuned.choices_of(kernel.source), (rows, points))
     ahead = [usual] if near is None else [usual, tuned.with_choice(usual, nest, near)]
     every = list(dict.fromkeys([*ahead, *candidates(planned, usual)]))
+    # Where another size was measured, the usual tiling and that size's are enough.
     every = every[: 2 if near is not None else MOST]
     return Subject(
         source=kernel.source, sizes=(rows, points), usual=usual, run=run, results=lambda: outputs, candidates=every

@@ -30,7 +30,7 @@ class KernelKind:
     kind: str
     """Name of the kind."""
     role: Role
-    """`compute`, `communication` or `copy`."""
+    """`compute` or `communication`."""
     ops: tuple[str, ...]
     """Names of ATen ops and of the host's marks; `*` stands for anything."""
     kernels: tuple[str, ...]

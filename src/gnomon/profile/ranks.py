@@ -36,12 +36,15 @@ def match_ranks(traces: Sequence[Trace], accounts: Sequence[Account]) -> tuple[L
     for place, (trace, account) in enumerate(zip(traces, accounts, strict=True)):
         counts: Counter[tuple[str, str]] = Counter()
         for kind, group, seconds in collective_events(trace, account.step):
+            # The n-th collective of this kind and group on one rank is the n-th on every other.
             seen[kind, group, counts[kind, group]][place] = seconds
             counts[kind, group] += 1
     waited, last, matched = ([0.0] * len(traces), [0] * len(traces), [0] * len(traces))
     for durations in seen.values():
         if len(durations) < 2:
             continue
+        # All ranks leave a collective together. So the shortest event is that of whoever came last, and what another's
+        # is longer by is what it waited.
         shortest = min(durations.values())
         for place, seconds in durations.items():
             waited[place] += seconds - shortest

@@ -46,6 +46,8 @@ def _pair(node: Lowering, a: Any, b: Any) -> tuple[Value, Value, Dims]:
     return node.operand(a, dims), node.operand(b, dims), dims
 
 
+# Rows are computed here while their sums stay below FINITE (the largest float32 is 3.4e38) and their variance above
+# LEAST_VARIANCE; others are ATen's.
 FINITE = 1e38
 LEAST_VARIANCE = 1e-30
 

@@ -100,9 +100,13 @@ def pipeline(stencil: Stencil, block: int = 1) -> Pipeline:
             if of is not None:
                 shift = found.place(read.shift)
                 users[of].append((n, shift))
+                # At time t this one is at row t - lag and reads row t - lag + shift, which the other has made if that
+                # is at most t - its lag.
                 lags[n] = max(lags[n], lags[of] + shift[0])
     made_rows = []
     for n, row in enumerate(rows):
+        # From the oldest row that the user still reads, t - lag of the user + shift, to the newest, t - own lag, both
+        # counted.
         rings = [lags[user] - lags[n] - shift[0] + 1 for user, shift in users[n]]
         made_rows.append(replace(row, lag=lags[n], ring=max(rings) + block - 1 if rings else 0))
     return Pipeline(stencil=stencil, rows=tuple(made_rows), users=tuple(tuple(one) for one in users), block=block)

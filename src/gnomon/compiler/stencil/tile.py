@@ -67,6 +67,8 @@ def borders(of: Pipeline) -> list[tuple[Place, Place]]:
         low, high = [0, 0, 0], [0, 0, 0]
         for user, shift in of.users[n]:
             for dim in range(3):
+                # The user is computed from `low` before the tile on and reads at its own place plus the shift: a
+                # negative shift reaches further before, a positive one further after.
                 low[dim] = max(low[dim], out[user][0][dim] - shift[dim])
                 high[dim] = max(high[dim], out[user][1][dim] + shift[dim])
         out[n] = ((low[0], low[1], low[2]), (high[0], high[1], high[2]))

@@ -205,6 +205,8 @@ def _matmul_tile(lines: Lines, box: Box) -> tuple[int, int]:
     stage, say = lines.stage, lines.say
     _places(lines)
     wide = box.across + box.group - 1
+    # A window has box.down rows of `wide` points, for `group` results beside each other; `tl.arange` and `tl.dot` want
+    # a power of two of them, and what is beyond is masked.
     depth = 1 << (box.down * wide - 1).bit_length()
     say(f"q = tl.arange(0, {depth})")
     say(f"down, across = q // {wide}, q % {wide}")

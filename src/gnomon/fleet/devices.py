@@ -142,6 +142,7 @@ class Devices:
         """Inference has another load, and needs as many whole nodes."""
         self.load = load
         nodes = sum(pool.nodes for pool in self.machines.pools if pool.serves)
+        # A product that is whole must not be rounded up for its last digit.
         self.nodes_wanted = min(nodes, math.ceil((load + self.headroom) * nodes - _EPS))
 
     def serve(self) -> None:

@@ -72,6 +72,7 @@ def best_batch(
     """
     model, (grad_square, grad_variance) = fit(points), noise
     first, last = profile.batches[0], profile.batches[-1]
+    # (BATCHES, shapes): each shape begins with the least batch that its replicas can have.
     batch = np.geomspace(np.maximum(first, profile.min_local * replicas), last, BATCHES)
     each = batch / replicas
     accumulated = np.ceil(each / largest - _EPS).astype(np.int64) - 1
@@ -148,6 +149,7 @@ class LearnedForecasts(PhaseForecasts):
         base, ratio = kind, 1.0
         if kind not in experience.points:
             base = next(other for other in self.actual.kinds if other in experience.points)
+            # The nodes are of the kind that is asked about; nodes of the other kind hold another number of devices.
             ratio, nodes = self._ratio(job, kind, base), None
         profiled = self.actual.kinds[base]
         profile = profiled.profiles.of(job)

@@ -95,6 +95,7 @@ class Planner:
         plan = resized(self.plan, devices)
         prediction = predict(self.graph, cluster, plan, self.workload, self.stack)
         state = STATE_BYTES * self.graph.num_parameters()
+        # Written before the restart, read after it.
         moved = 2 * state / (cluster.num_nodes * self.storage_bytes_per_s)
         return Forecast(
             devices=devices,
@@ -118,6 +119,8 @@ def resized(plan: Plan, devices: int) -> Plan:
     if devices % fixed:
         raise InputError(f"{devices} devices are not a multiple of tp x pp x cp = {fixed} of the plan")
     data = devices // fixed
+    # Groups of shards keep their size, so that a rank holds as much as before. Where it does not divide the ranks, all
+    # of them are one group.
     if mesh.dp_replicate > 1 and data % mesh.dp_shard == 0:
         return replace(plan, mesh=replace(mesh, dp_replicate=data // mesh.dp_shard))
     return replace(plan, mesh=replace(mesh, dp_shard=data, dp_replicate=1))

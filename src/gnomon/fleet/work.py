@@ -73,8 +73,10 @@ class Work:
         """Bring work and device-seconds up to now."""
         now, devices = self.now, active.devices
         if active.shares_with:
+            # Of two jobs on the same devices each is charged half of them.
             devices = devices / 2  # type: ignore[assignment]
         elapsed = now - active.since_s
+        # The pause may have ended before the last update, end within this span, or last beyond it.
         idle = min(max(active.ready_s - active.since_s, 0.0), elapsed)
         before = active.done_s
         active.done_s = min(before + active.rate * (elapsed - idle), active.job.work_s)
@@ -143,6 +145,7 @@ class Work:
                 )
             )
         other = self.running.get(active.shares_with) if active.shares_with else None
+        # The devices stay with the other job of the pair: there is nothing to give back.
         if other is not None:
             self.sync(other)
             other.shares_with = ""

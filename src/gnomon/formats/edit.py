@@ -351,6 +351,7 @@ def _value_end(line: str, at: int) -> int | None:
 
 def _yaml_lines(lines: Sequence[str]) -> Iterator[_Line]:
     """Lines that give keys of mappings; those inside of lists, and of values of several lines, are left out."""
+    # (column, key) of the mappings that a line stands in, outermost first.
     above: list[tuple[int, str]] = []
     hidden = -1
     for number, line in enumerate(lines):
@@ -446,7 +447,9 @@ def _last_of(lines: Sequence[str], known: Sequence[_Line], path: tuple[str, ...]
 
 def _yaml_added(lines: Sequence[str], known: Sequence[_Line], path: tuple[str, ...], value: object) -> list[str]:
     """The lines with a further key, behind the last of the table that it is in."""
+    # The longest beginning of the path that the file has as a key: what is missing behind it is added below it.
     depth = next(n for n in range(len(path) - 1, -1, -1) if n == 0 or any(line.path == path[:n] for line in known))
+    # The file's own width of a level, read off its first nested key.
     step = next((line.indent for line in known if len(line.path) == 2), 2)
     if depth == 0:
         last = max((number for number, line in enumerate(lines) if line.strip() and line.strip() != "..."), default=-1)

@@ -57,6 +57,8 @@ def name_here(theirs: str) -> str | None:
 
 def row_order(rows: int, heads: int) -> NDArray[np.intp]:
     """Maps each of llama.cpp's rows to the row of ours that it is."""
+    # (head, half, pair) -> (head, pair, half): rotary embeddings turn element i with i + width / 2 here, and neighbours
+    # in llama.cpp.
     return np.arange(rows).reshape(heads, 2, rows // heads // 2).swapaxes(1, 2).ravel()
 
 
@@ -105,6 +107,7 @@ def config_of(file: Gguf) -> dict[str, Any]:
         "intermediate_size": number("feed_forward_length"), "num_hidden_layers": number("block_count"),
         "num_attention_heads": heads, "num_key_value_heads": number("attention.head_count_kv", heads),
         "head_dim": width, "vocab_size": file.entries["token_embd.weight"].shape[0],
+        # The file has epsilon in float32: seven digits give back the decimal that was meant.
         "max_position_embeddings": number("context_length"), "rms_norm_eps": float(f"{epsilon:.7g}"),
         "rope_theta": float(metadata.get(f"{kind}.rope.freq_base", 10000.0)),
         "tie_word_embeddings": "output.weight" not in file.entries, "hidden_act": "silu", "torch_dtype": "bfloat16",

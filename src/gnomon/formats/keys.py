@@ -151,6 +151,7 @@ class Keys:
     def must_be(self, key: str, *allowed: object) -> None:
         """An error unless the key is absent, null or one of `allowed`: other values change the mathematics."""
         value = self.raw(key)
+        # The types as well: in Python 0 equals False.
         if value is not None and not any(value == a and type(value) is type(a) for a in allowed):
             known = " or ".join(map(repr, allowed))
             self.fail(key, f"{key}={value!r} changes the mathematics and is not supported; understood is {known}")

@@ -56,6 +56,7 @@ def calculate(node: ast.expr) -> int:
                 case ast.Mult():
                     return a * b
                 case ast.Div() | ast.FloorDiv():
+                    # A shell's quotient is cut towards zero, Python's is rounded down.
                     return int(a / b) if a * b < 0 else a // b
                 case ast.Mod():
                     return a % b

@@ -43,6 +43,7 @@ def lex(text: str) -> Iterator[tuple[int, str]]:
             at, double = at + 2, True
         elif not double and (sent := REDIRECTION.match(text, at)):
             at = sent.end()
+            # 2>&1 names its target itself; of others the word that follows is the target.
             if "&" in sent[0].lstrip("&"):
                 continue
             while text[at : at + 1] in (" ", "\t"):
@@ -105,6 +106,7 @@ def word_end(text: str, at: int, line: int) -> int:
             break
         else:
             at += 1
+    # At least one character, so that `lex` gets on.
     return max(at, start + 1)
 
 

@@ -143,6 +143,7 @@ def _check_size(root: Any, source: str) -> None:
             if sizes[node] < 0:
                 raise InputError(f"{source} has an alias within what it repeats; write it out", "$")
             return sizes[node]
+        # Being counted: met again, it is within itself.
         sizes[node] = -1
         if node.id == "mapping":
             total = 1 + sum(size(k) + size(v) for k, v in node.value)

@@ -103,6 +103,7 @@ class BlockBuilder:
         is not given: it follows from the sizes of h and w before and after.
         """
         batch, channels = self.dims(x)[:2]
+        # The size is in the name, since a block may have kernels of several sizes and a name stands for one dim.
         window = tuple(Dim(name=f"kernel_{axis}.{kernel}", size=kernel) for axis in "hw")
         weight = self.parameter(f"{path}.weight", out[0], channels, *window)
         inputs = (x, weight, self.parameter(f"{path}.bias", out[0]))

@@ -116,6 +116,8 @@ class Graph:
                 if "experts" in tensor.name.split(".") and any(d.name.endswith("experts") for d in tensor.dims):
                     count = numel(tensor.dims, {})
                     assert isinstance(count, int), "a parameter has fixed sizes"
+                    # By full name, so that a shared parameter counts once. All experts of a layer are one tensor, in
+                    # equal parts.
                     idle[layer.call.parameter_name(tensor.name, layer.index)] = count * (experts - chosen) // experts
         return self.num_parameters() - sum(idle.values())
 

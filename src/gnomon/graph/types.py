@@ -44,6 +44,7 @@ class Block:
 
     def __post_init__(self) -> None:
         check_name(self.name, "block")
+        # The dataclass is frozen, and these follow from its fields: set once here, and left out of comparisons.
         object.__setattr__(self, "_index", {t.name: t for t in self.tensors})
         object.__setattr__(self, "_parameters", tuple(t for t in self.tensors if t.kind == "parameter"))
         object.__setattr__(self, "_dims", tuple(dict.fromkeys(atom for t in self.tensors for atom in t.atoms)))
@@ -108,6 +109,7 @@ class Block:
     def _check_dims(self) -> None:
         seen: dict[str, tuple[Dim, str]] = {}
         for tensor in self.tensors:
+            # A name is one dim within a block: layouts and prices say dims by name.
             for dim in (*tensor.dims, *tensor.atoms):
                 first, where = seen.setdefault(dim.name, (dim, tensor.name))
                 if first != dim:
@@ -120,6 +122,7 @@ class Block:
         for name in (*self.inputs, *self.outputs):
             if self.tensor(name).kind == "parameter":
                 raise GraphError(f"{self.name}: parameter {name!r} is listed as an input or output")
+        # Parameters and states are there before the first op.
         ready = set(self.inputs) | {t.name for t in self.tensors if not t.is_activation}
         paths: set[str] = set()
         for op in self.ops:

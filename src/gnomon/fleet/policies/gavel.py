@@ -53,6 +53,7 @@ def shares(speeds: Floats, demand: Floats, devices: Floats, coefficients: Floats
     devices: of a pool.
     """
     jobs, pools = speeds.shape
+    # Variable job x pools + pool is X of the job on the pool; the one behind them is the least that is maximised.
     count = jobs * pools
     rows, bounds = [], []
     for job in range(jobs):  # a job is in one place at a time
@@ -68,6 +69,7 @@ def shares(speeds: Floats, demand: Floats, devices: Floats, coefficients: Floats
     goal = np.zeros(count + 1)
     if coefficients is None:
         goal[:count] = speeds.reshape(-1)
+        # Of the sum alone: the variable of the least is held at 0.
         rows.append(np.eye(count + 1)[count])
         bounds.append(0.0)
     else:
@@ -75,6 +77,7 @@ def shares(speeds: Floats, demand: Floats, devices: Floats, coefficients: Floats
         scale = max(float(worth.max()), 1e-300)
         for job in range(jobs):
             row = np.zeros(count + 1)
+            # least - worth X <= 0, of each job. In the unit of the largest worth, so that no coefficient is far from 1.
             row[job * pools : (job + 1) * pools] = -worth[job] / scale
             row[count] = 1
             rows.append(row)
@@ -136,6 +139,7 @@ def _had(state: State, active: Active, pool: int) -> float:
     for place, (_, served, num_devices) in enumerate(active.turns):
         after = active.turns[place + 1][1] if place + 1 < len(active.turns) else active.served_at(state.now)
         if active.pools[place] == pool:
+            # Turns are in device-seconds: over the devices of the turn they are seconds.
             had += (after - served) / num_devices
     return max(had / age, NEVER_RAN) if age > 0 else NEVER_RAN
 

@@ -96,6 +96,7 @@ def _costs(
 def fewest_cost(costs: Sequence[Floats], capacity: int) -> list[int]:
     """Devices of each job that make the sum of costs least; costs[j][n] is job j's on n devices."""
     cheapest = [int(row.argmin()) for row in costs]
+    # All have what is best for each: there is nothing to weigh.
     if sum(cheapest) <= capacity:
         return cheapest
     best = np.zeros(capacity + 1)
@@ -112,9 +113,12 @@ def fewest_cost(costs: Sequence[Floats], capacity: int) -> list[int]:
 
 def _with_one_more(best: Floats, row: Floats, picks: NDArray[np.int32]) -> Floats:
     """Least cost by devices with one more job, whose number is written to `picks`."""
+    # A number of devices that costs as much as none is never chosen.
     useful = np.flatnonzero(row < row[0])
     if len(useful) > _FEW:
         before = np.concatenate([np.full(len(row) - 1, np.inf), best])
+        # Window d turned round is best[d], best[d - 1] …, so sums[d, n] is the cost of the other jobs on d - n devices
+        # and of this one on n: infinite for n > d.
         sums = sliding_window_view(before, len(row))[:, ::-1] + row  # [devices, of them this job's]
         picks[:] = sums.argmin(axis=1)
         least: Floats = sums[np.arange(len(best)), picks]

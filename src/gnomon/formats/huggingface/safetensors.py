@@ -172,6 +172,7 @@ def header_of(tensors: Mapping[str, tuple[str, tuple[int, ...]]], metadata: Mapp
         values[name] = {"dtype": dtype, "shape": list(shape), "data_offsets": [at, end]}
         at = end
     text = json.dumps(values, separators=(",", ":"), ensure_ascii=False).encode()
+    # Spaces to a multiple of 8, as the library writes them: tensors then begin at one, too.
     text += b" " * (-len(text) % 8)
     start = 8 + len(text)
     entries = {

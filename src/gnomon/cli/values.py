@@ -153,6 +153,7 @@ def not_writable(path: Path) -> str:
             return ""  # a pipe or a device: written as it is
         if not path.parent.exists():
             return f"there is no folder {str(path.parent)!r}"
+        # A file is made beside it and taken away: whether the folder and its file system allow one is only known then.
         with load_late("tempfile:NamedTemporaryFile")(dir=path.parent, prefix=f".{path.name[:40]}."):
             return ""
     except (OSError, ValueError) as error:
@@ -162,6 +163,7 @@ def not_writable(path: Path) -> str:
 def no_folder(path: Path) -> str:
     """Why files cannot be put in a folder, which need not exist yet; empty if they can."""
     try:
+        # Ends at the latest at the root, or at the working folder.
         while not path.exists():
             path = path.parent
         if not path.is_dir():

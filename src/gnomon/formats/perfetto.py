@@ -68,6 +68,7 @@ class _Threads:
         self.end = np.rint(spans.end_s * 1e9).astype(np.int64)
         row = rows(timeline)
         deep = int(row.max(initial=0)) + 1
+        # The rows of a stream follow each other. Thread 0 is the worker's own, for its name and its counters.
         self.tid: Longs = spans.stream.astype(np.int64) * deep + row + 1
         self.names = {
             s * deep + r + 1: name + (f" ({r + 1})" if r else "")
@@ -172,6 +173,7 @@ def _arrows(timeline: Timeline, threads: _Threads) -> Iterator[tuple[int, int]]:
         if cause[receive] == NONE:
             cause[receive] = send
     causes = cause.tolist()
+    # Worker and thread as one number, to compare lanes by.
     lane = (s.worker.astype(np.int64) << 32 | threads.tid).tolist()
     for target, source in enumerate(causes):
         if not lasts[target]:

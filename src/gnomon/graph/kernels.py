@@ -23,6 +23,7 @@ def lower(block: Block, kernels: Kernels) -> Block:
     for op in block.ops:
         done = len(low.ops)
         op.rules.lower(op, low, kernels)
+        # Of an op through which no gradient flows none of its steps has one.
         if op.attr("no_grad", False):
             low.ops[done:] = [
                 replace(part, attrs=attrs(**dict(part.attrs) | {"no_grad": True})) for part in low.ops[done:]

@@ -46,6 +46,8 @@ def _read_in(block: Block, layer: Layer, bits_of_matmuls: Mapping[str, int]) -> 
     """Bits that the readers of a tensor need; those that need all are left out."""
     needed: dict[str, int] = {}
     whole = set(block.outputs)
+    # Readers come after what they read: from the end backwards all readers of a tensor are known before the op that
+    # makes it.
     for op in reversed(block.ops):
         for at, name in enumerate(op.inputs):
             bits = None

@@ -48,6 +48,7 @@ def stand_ins(lengths: Sequence[int], devices: int) -> Iterator[StandIn]:
     longest = max(lengths)
     for times in TIMES:
         tokens = times * longest
+        # Larger than a device's share of the batch, a microbatch would leave other devices without one.
         if times == 1 or tokens <= -(-sum(lengths) // devices):
             batch = -(-sum(lengths) // (tokens * devices)) * devices
             passes = (Pass(name=PACKING, params=(("tokens", tokens),)),)

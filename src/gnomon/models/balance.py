@@ -100,6 +100,8 @@ def _loaded(call: Call, load: str) -> tuple[Call, ...]:
     chained = {own: out for out, own in call.chain}
     inputs = [(own, f"{begun.name}.{chained[own]}" if own in chained else source) for own, source in call.inputs]
     assert call.first is not None
+    # The first layer begins the load and reads none, so it is a call of its own. Of the others the first reads what
+    # that one handed on, and a single one has nothing to chain.
     rest = replace(
         call, inputs=(*inputs, (BEFORE, f"{begun.name}.{LOAD}")), repeat=call.repeat - 1, first=call.first + 1,
         family=begun.family, prefix=begun.prefix, chain=chain if call.repeat > 2 else (),

@@ -41,6 +41,7 @@ def _matmul_flops(op: Op, block: Tensors, setting: Setting) -> Flops:
         return full, 0
     dims = {d.name: d for t in (*op.inputs, *op.outputs) for d in block.tensor(t).dims}
     q_len, kv_len = size_of(dims[str(q_name)], sizes), size_of(dims[str(kv_name)], sizes)
+    # `pairs_of` gives twice the pairs that count, and all pairs twice are 2 q kv, which divides the FLOPs.
     counted = full // (2 * q_len * kv_len) * pairs_of(op, q_len, kv_len, setting.causal_flops)
     return counted, full - counted
 

@@ -189,6 +189,7 @@ class Encoder:
 
     def embed(self, ids: list[int], tokens: int = 0) -> Tensor:
         """Returns the vector (hidden,) of a text, float32. tokens: that the text is padded to; 0: its own."""
+        # Rows that fill up have states too, and are no part of the vector.
         states = self._run(ids, None, tokens)[0, : len(ids)].float()
         match self.kind.pooling:
             case "cls":

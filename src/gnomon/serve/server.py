@@ -111,6 +111,7 @@ class Server:
         where too many wait. gone: whether nobody waits any more."""
         pool, count = self.pool, len(ids)
         assert pool is not None
+        # Where nobody else waits a list is taken however long it is: a longer one than may wait would never be.
         if self.embedding and self.embedding + count > self.settings.max_waiting:
             self.metrics.refused.inc()
             raise RefusedRequest(
@@ -141,6 +142,7 @@ class Server:
     def check_key(self, header: str) -> None:
         """Refused without the key, where there is one."""
         key = self.settings.api_key
+        # Takes as long wherever the two differ, so that time does not tell how much of a guess is right.
         if key and not hmac.compare_digest(header.encode(), f"Bearer {key}".encode()):
             raise RefusedRequest(
                 401, "this server asks for its API key, as Authorization: Bearer KEY", "authentication_error"

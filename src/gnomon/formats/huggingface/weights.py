@@ -40,6 +40,7 @@ def parameters_of(graph: Graph) -> dict[str, Parameter]:
             atoms = tuple(dim.size or 0 for dim in tensor.atoms)
             op = matrices.get(tensor.name)
             if op is None or op.does == "convolves":
+                # A file has the bias of a linear in one dim, and that of experts with a row for each.
                 joined = prod(atoms) if tensor.name.endswith(".bias") and tensor.name not in apart else None
                 shape = (
                     (joined,) if joined is not None else tuple(prod(a.size or 0 for a in d.atoms) for d in tensor.dims)
@@ -47,6 +48,8 @@ def parameters_of(graph: Graph) -> dict[str, Parameter]:
                 rows = 0
             else:
                 rows = sum(len(dim.atoms) for dim in tensor.dims[: matrix_rows(op, tensor.dims)])
+                # Out dims joined and in dims joined, as torch.nn.Linear has them; experts stay a dim of their own
+                # before these.
                 first = 1 if op.does == "multiplies rows" else 0
                 shape = (*atoms[:first], prod(atoms[first:rows]), prod(atoms[rows:]))
             parameters.setdefault(name, Parameter(name=name, atoms=atoms, shape=shape, rows=rows))
@@ -151,6 +154,7 @@ def layout_of(graph: Graph, family: Family) -> Layout:
     }
     ignored = family.ignored
     if family.predictor:
+        # The module is stored as one more layer, behind the last that the model has.
         numbers = [int(match[1]) for name in layout if (match := re.match(r"model\.layers\.(\d+)\.", name))]
         ignored = (*ignored, rf"^model\.layers\.{max(numbers, default=-1) + 1}\.")
         for name in [name for name in layout if name.endswith(".enorm.weight")]:  # a module's embedding and head

@@ -41,6 +41,7 @@ def span_columns(timeline: Timeline, until_s: float = float("inf")) -> dict[str,
     tick = max(end_s / TICKS, 1e-9)
     row = rows(timeline)
     shown = np.flatnonzero(s.start_s < until_s)
+    # lexsort goes by its last key first: worker, stream, row, then time.
     order = shown[np.lexsort((s.end_s[shown], s.start_s[shown], row[shown], s.stream[shown], s.worker[shown]))]
     lane = np.stack([s.worker[order], s.stream[order], row[order]], 1).astype(np.int64).reshape(-1, 3)
     first = np.append(True, (lane[1:] != lane[:-1]).any(1)) if len(order) else np.zeros(0, bool)
@@ -82,6 +83,7 @@ def _table(timeline: Timeline, order: Longs, effect: Longs) -> tuple[list[int], 
     """(entry of every span, entries): [kind, role, stage, path, bytes, FLOPs, effect on memory]."""
     s = timeline.spans
     parts = (s.kind, s.role, s.stage, s.path, s.nbytes)
+    # FLOPs as the bits of their floats, so that all columns are one array of whole numbers, and come back unchanged.
     whole = np.stack([*(part[order].astype(np.int64) for part in parts), s.flops[order].view(np.int64), effect], 1)
     distinct, what = np.unique(whole, axis=0, return_inverse=True)
     flops = np.ascontiguousarray(distinct[:, 5]).view(np.float64)

@@ -108,6 +108,7 @@ def _table_row(index: int, names: Sequence[str], cells: Sequence[str]) -> str:
 def undominated(points: Sequence[tuple[float, float]]) -> tuple[int, ...]:
     """Indices of the (memory, time) that no other beats in one without losing in the other, the least memory first."""
     front: list[int] = []
+    # By rising memory: a plan is on the front if it is faster than all that take less.
     for index in sorted(range(len(points)), key=lambda i: points[i]):
         if not front or points[index][1] < points[front[-1]][1]:
             front.append(index)

@@ -40,7 +40,7 @@ class SimulatedLauncher:
     """The launcher of one job."""
 
     def __init__(self, controller: str, plan: Plan, *, restarts: int = 0, requested: int = 0) -> None:
-        """controller: of `CONTROLLERS`. restarts: processes that may be replaced. asked: processes of logical
+        """controller: of `CONTROLLERS`. restarts: processes that may be replaced. requested: processes of logical
         workers."""
         self.controller, self.plan, self.restarts = CONTROLLERS[controller], plan, restarts
         self.seen = replace(NONE, asked=requested)

@@ -1,7 +1,7 @@
 """Calibration of the disk on which parameters may wait: seconds of reading and writing files, past every cache.
 
 `Disk` is visited in every round by the first process alone: a node's processes share its disks. Files are those of
-`parameter_files`, so a figure holds what the runtime does: read into new memory; changed, written and let go.
+`parameters.files`, so a figure holds what the runtime does: read into new memory; changed, written and let go.
 """
 
 from __future__ import annotations

@@ -60,7 +60,7 @@ def keeper(rank: int, ranks: int) -> int:
 
 def source(rank: int, step: int, held_steps: Sequence[HeldSteps], alike: Sequence[int]) -> int | None:
     """The rank that has the state of `rank` after `step`: itself, one that holds the same, or its keeper; None where
-    none has. held, alike: by rank; ranks that hold the same parts have one number in `alike`."""
+    none has. held_steps, alike: by rank; ranks that hold the same parts have one number in `alike`."""
     same = [rank, *(other for other, number in enumerate(alike) if number == alike[rank] and other != rank)]
     if (found := next((one for one in same if step in held_steps[one].own), None)) is not None:
         return found

@@ -1,4 +1,4 @@
-"""What a rank has of each parameter and optimizer state, as boxes of the whole tensor: `pieces(held)`.
+"""What a rank has of each parameter and optimizer state, as boxes of the whole tensor: `pieces(parameters)`.
 
 A rank's part is a range of a flat buffer, which is a few boxes of the whole parameter (`boxes`), so any plan can read
 what any other wrote. Leaves out files (`files`).

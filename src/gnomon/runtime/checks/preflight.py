@@ -130,7 +130,7 @@ def _links(rank: int, size: int, device: torch.device) -> float:
                 dist.send(message, second)
                 dist.recv(message, second)
                 took_s = (perf_counter() - began) / 2
-                # The first turn makes the connection: the second one writes over it.
+                # The first turn does not count: the second one writes over it.
                 fastest_s = took_s if turn == 1 or not fastest_s else min(fastest_s, took_s)
             elif rank == second:
                 dist.recv(message, first)

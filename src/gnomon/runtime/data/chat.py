@@ -68,7 +68,7 @@ class ChatTemplate:
         **variables: Any,
     ) -> str:
         """What stands before the assistant's next words, without marks. tools: functions that it may call. opens:
-        whether its turn is begun. more: further variables of the template."""
+        whether its turn is begun. variables: further ones of the template."""
         text = self._text(messages, "the conversation", prompts=opens, tools=list(tools) or None, **variables)
         return text.replace(OPEN, "").replace(CLOSE, "")
 

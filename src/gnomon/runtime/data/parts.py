@@ -3,7 +3,7 @@
 A `Unit` says what a microbatch holds: whole sequences behind each other, one chunk of a long sequence, or sequences of
 which ranks of cp divide some and have others whole (`local`). `parts_of` lists its `Part`s on one rank, in the order of
 the rank's row. `Prefixes` are keys and values of the chunks before, and the gradients that later chunks leave at them.
-Leaves out attention itself (`ops.varied`), and which units there are (`lowering.units`).
+Leaves out attention itself (`ops.attention`), and which units there are (`lowering.units`).
 """
 
 from __future__ import annotations

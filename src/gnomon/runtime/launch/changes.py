@@ -54,7 +54,7 @@ class Changes:
         return True
 
     def write(self, target: int) -> None:
-        """What the job stands on. asked: processes that are wanted."""
+        """What the job stands on. target: processes that are wanted."""
         if self.folder is not None:
             changes = tuple(self.changes)
             self.folder.write(JobState(pid=os.getpid(), workers=self.workers, asked=target, changes=changes))

@@ -4,8 +4,8 @@
 turn; their gradients are added up in an order that depends on the number of workers alone (`ordered_sums`), then every
 process does the same update. What a worker computes is a function of its number and of the step: nothing else lives
 from one step to the next but what all share. So losses and parameters are the same bits on any number of processes, and
-workers can move between steps (`place`). Left out: where they are (`methods.easyscale.placed`), and processes that come
-and go (`elastic`).
+workers can move between steps (`place`). Left out: where they are (`methods.easyscale.place_workers`), and processes
+that come and go (`elastic`).
 """
 
 from __future__ import annotations

@@ -41,7 +41,7 @@ class Member(ABC):
     """In which the launcher must have announced an epoch after a loss."""
 
     def __init__(self, job: TrainingJob, corpus: Batches, signals: list[int], membership: Membership) -> None:
-        """Takes asked, the signals that ask this process to end."""
+        """Takes signals, those that ask this process to end."""
         self.job, self.corpus, self.signals, self.membership = job, corpus, signals, membership
         clone: Any = membership.store
         self.watched: Store = clone.clone()

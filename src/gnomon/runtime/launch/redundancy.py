@@ -189,8 +189,8 @@ class ProcessWork(RowActions):
             now.rows_done.add(("OPT", stage, -1))
 
     def resume(self, everyone: Sequence[StepProgress], takeovers: Mapping[int, int]) -> None:
-        """Makes ready for the rest of the step, with how far every process is. taken: rank that is lost now -> place of
-        the process that has taken it over; `take_over` and `settle` were called."""
+        """Makes ready for the rest of the step, with how far every process is. takeovers: rank that is lost now ->
+        place of the process that has taken it over; `take_over` and `settle` were called."""
         now = self.now
         # A sum over replicas stands only if all of them have it; else all add up again, from the terms that `_ar`
         # keeps.

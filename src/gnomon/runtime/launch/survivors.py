@@ -1,7 +1,7 @@
 """Training that survives the loss of a rank without a disk: one process's side.
 
 A process is one rank of any plan. Every `job.memory_checkpoint_every` steps each rank's state is copied to another rank
-(`memory_checkpoint`). When a process is lost, the others wait for the one that takes its place, and make all groups
+(`checkpoint.in_memory`). When a process is lost, the others wait for the one that takes its place, and make all groups
 again without ending. The new one is given the lost rank's state by the rank that has it; all go back to the step of the
 copies and go on. What a step does depends on the state and its number alone, so the run ends with the bits of an
 undisturbed one. Where both places of a state are lost, all go back to the newest checkpoint, or to the beginning.

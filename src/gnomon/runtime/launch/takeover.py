@@ -135,8 +135,7 @@ class Handing:
 def handing(now: Roles, born: Sequence[int], following: Mapping[int, int]) -> Handing:
     """Everyone who is there does the work of the rank that he was started for. born: rank of each place. following:
     rank -> the one after it in its replica, which it has a copy of."""
-    # After a loss a newcomer is born for the lost rank, so
-    # its place is that rank's home again.
+    # After a loss a newcomer is born for the lost rank, so its place is that rank's home again.
     home = {rank: place for place, rank in enumerate(born)}
     places = tuple(home.get(rank, place) for rank, place in enumerate(now.places))
     sent = [(rank, now.places[rank], place) for rank, place in enumerate(places) if now.places[rank] != place]

@@ -485,8 +485,9 @@ class Loop:
         self.records.append(Record(step=step, loss=loss, grad_norm=float(result.grad_norm), step_s=elapsed_s))
 
     def ends(self, step: int, signal_number: int, busy: bool) -> bool:
-        """Validates, reports and saves as is due after the step; whether it was the last. asked: signal, or 0. busy:
-        whether any rank still writes the checkpoint before. RunError where training diverged."""
+        """Validates, reports and saves as is due after the step; whether it was the last. signal_number: of the signal
+        that asked for an end, or 0. busy: whether any rank still writes the checkpoint before. RunError where training
+        diverged."""
         # The loss is the same sum on every rank, so all raise or none does.
         self._check_loss(step)
         # Without waiting: where a rank still writes, training goes on.

@@ -1,7 +1,7 @@
 """A plan applied to a model: the stages that one rank holds, each with its parameters and a forward.
 
 `apply(graph, plan, groups)` returns a `Stage` for each stage of the Program on this rank (under ZeRO 3 a stage
-is one layer). What is whole, divided or copied is read from room `sharding`, so memory and collectives are those that
+is one layer). What is whole, divided or copied is read from `sharding`, so memory and collectives are those that
 the prediction counts. PlanError for what the plan asks and is not done here. Left out: when a stage runs (`execute`).
 """
 

@@ -1,7 +1,7 @@
 """Changes of a tensor's layout between ops, forward and back: the collectives that `sharding` derived, and no others.
 
-`Move(site axes, dims, forward hops, backward hops)` acts on a torch tensor with one dim for each dim of the graph's;
-`moved(x, move)` is differentiable. A move on axes of one rank does nothing and costs nothing. Leaves out which moves
+A `Move` acts on a torch tensor with one dim for each dim of the graph's; `move_through(x, there, back)` is
+differentiable. A move on axes of one rank does nothing and costs nothing. Leaves out which moves
 are needed (`sharding.block`).
 """
 

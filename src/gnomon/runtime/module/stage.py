@@ -68,7 +68,7 @@ class Stage(nn.Module):
         self.four_bit: Parameters | None = None
         """Those of them that are in four bits."""
         self.holder = {name: part for part in parameters for name in part.by_name} | dict(borrowed)
-        """Name of a parameter -> which of `held` has it, or from whom it is borrowed."""
+        """Name of a parameter -> which of `parameters` has it, or from whom it is borrowed."""
         self.borrowed = dict(borrowed)
         # By identity, since a part stands under each of its parameters' names.
         self.reduced = (*parameters, *{id(part): part for part in borrowed.values() if part.borrowed}.values())

@@ -1,9 +1,9 @@
 """The ops of a block as one Python function, so that little is decided between two of them.
 
-`straight(name, ops, calls, given)` writes a line for each op that reads what others made and moves nothing between
-ranks, and calls `do` of the run for the rest: products with weights, experts, what needs no gradient. Arguments that
-never change are worked out once; names go in as literals, so that nothing of a Graph is run as code. Leaves out what
-looks at each op (`prove`, rules of what is kept), which `BlockRun.run` does one by one.
+`straight(name, ops, calls, given_names)` writes a line for each op that reads what others made and moves nothing
+between ranks, and calls `do` of the run for the rest: products with weights, experts, what needs no gradient. Arguments
+that never change are worked out once; names go in as literals, so that nothing of a Graph is run as code. Leaves out
+what looks at each op (`prove`, rules of what is kept), which `BlockRun.run` does one by one.
 """
 
 from __future__ import annotations
@@ -39,8 +39,9 @@ Straight = Callable[[Running, dict[str, Tensor]], None]
 def straight(
     name: str, ops: Sequence[BlockOp], calls: Mapping[str, list[AtenCall]], given_names: frozenset[str]
 ) -> Straight:
-    """Writes a block's ops, in their order, as straight code without lookups. calls: of captured ones by path. given:
-    inputs of the block that are the batch's (`site`); what reads them, and what is made of them, is left to the run."""
+    """Writes a block's ops, in their order, as straight code without lookups. calls: of captured ones by path.
+    given_names: inputs of the block that are the batch's (`site`); what reads them, and what is made of them, is left
+    to the run."""
     text, of_batch, trained = _Text(), set(given_names), set[str]()
     for op in ops:
         aten_calls = calls.get(op.site.op.path)

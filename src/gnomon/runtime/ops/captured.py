@@ -163,7 +163,7 @@ def _listed(x: Any) -> Any:
 
 
 def captured(aten_calls: Sequence[AtenCall], where: torch.device, site: Site, *operands: Operand) -> Result:
-    """Runs the ATen calls of a captured op and returns its outputs. made: its `calls`."""
+    """Runs the ATen calls of a captured op and returns its outputs. aten_calls: its `calls`."""
     op = site.op
     values: dict[str, Any] = {}
     of_batch, goes_back = list[str](), False

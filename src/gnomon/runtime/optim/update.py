@@ -4,7 +4,7 @@
 kernels where it has them (AdamW, Adam, SGD); `squares` is a rank's term of the squared norm, in which every element of
 the model counts once over all ranks. What takes weight decay follows from the op that reads a parameter
 (`sharding.matrices.takes_decay`): matrices and tables do; norms, biases and the vectors of a scan do not. Rules that
-look at whole matrices (Adafactor, Muon) are `optim_matrix`. Left out: communication.
+look at whole matrices (Adafactor, Muon) are `matrix`. Left out: communication.
 Sources: Kingma and Ba 2015; Loshchilov and Hutter 2019; Chen et al. 2023 (Lion).
 """
 

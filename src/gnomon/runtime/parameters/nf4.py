@@ -173,7 +173,7 @@ class Form:
         return found.reshape(self.num_blocks, *rest)
 
     def scales(self, packed: Tensor) -> Tensor:
-        """The scales (blocks) in fp32 that are stored in the bytes `held`."""
+        """The scales (blocks) in fp32 that are stored in the bytes `packed`."""
         groups, end, _ = self.ends
         if not self.doubled:
             return packed[:end].view(torch.float32)
@@ -185,7 +185,7 @@ class Form:
         return eight * packed[4:groups].view(torch.float32).index_select(0, group) + mean
 
     def wide(self, packed: Tensor) -> Tensor:
-        """The numbers (elements) that the bytes `held` stand for, in the dtype that the weight had."""
+        """The numbers (elements) that the bytes `packed` stand for, in the dtype that the weight had."""
         _, begin, end = self.ends
         pairs = _pairs(packed.device).index_select(0, packed[begin:end].int()).flatten()[: self.elements]
         scales = self.scales(packed)

@@ -287,7 +287,7 @@ class Parameters:
             place += grad.reshape(-1)
 
     def add_matmul(self, name: str, lhs: Tensor, right: Tensor) -> None:
-        """Adds the matrix product left · right to the gradient, where it lies if dtypes allow."""
+        """Adds the matrix product lhs · right to the gradient, where it lies if dtypes allow."""
         # A matmul writes its operands' dtype: for a wider gradient the product is made first and added in that.
         if lhs.dtype != self.dtypes.grad:
             self.add_grad(name, lhs @ right)
@@ -508,7 +508,7 @@ class Weight:
         self._parameters.add_grad(self._name, grad)
 
     def add_matmul(self, lhs: Tensor, right: Tensor) -> None:
-        """Adds leftᵀ · right, of `matrix`'s shape. left: (tokens, out); right: (tokens, in)."""
+        """Adds lhsᵀ · right, of `matrix`'s shape. lhs: (tokens, out); right: (tokens, in)."""
         self._parameters.add_matmul(self._name, lhs.T, right)
 
     def add_matmuls(self, pairs: Sequence[tuple[Tensor, Tensor]]) -> None:

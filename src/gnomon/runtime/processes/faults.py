@@ -1,8 +1,8 @@
 """What a failure in one rank means, in one sentence: a peer that is gone, memory that ran out.
 
 `plain(error, rank, at)` turns torch's and the system's errors into ours, with the row of the Program at which the rank
-stood; `ended(failed, …)` is what the user is told of a run whose processes failed, and `may_start_again` whether the
-same run can go on. Leaves out finding failures (`processes`, `watchdog`).
+stood; `failure_of(failed, …)` is what the user is told of a run whose processes failed, and `may_start_again` whether
+the same run can go on. Leaves out finding failures (`local`, `watchdog`).
 """
 
 from __future__ import annotations
@@ -50,8 +50,8 @@ def plain(error: Exception, rank: int, at: str) -> Exception:
 
 
 def failure_of(failed: FailedError, world_size: int, *, last_checkpoint: Path | None, resume_with: str) -> RunError:
-    """What to tell of a run whose processes failed; an error that says itself what is left, as it is. left: the newest
-    whole checkpoint."""
+    """What to tell of a run whose processes failed; an error that says itself what is left, as it is. last_checkpoint:
+    the newest whole one."""
     first, *others = failed.failures
     if first.error and ENDED in first.message:
         return RunError(first.message)

@@ -1,8 +1,8 @@
-"""Starting the processes of a job: here (`processes`), or inside the user's own `torchrun`.
+"""Starting the processes of a job: here (`local`), or inside the user's own `torchrun`.
 
 `launch(function, world_size, *args)` runs `function(*args)` in every process with `torch.distributed` initialised and
 returns the results by rank. Under `torchrun` this process is one of them and only its own result comes back. Left out:
-several machines, for which the user's torchrun is the way, and starting again after a failure (`train.run`).
+several machines, for which the user's torchrun is the way, and starting again after a failure (`launch.run`).
 """
 
 from __future__ import annotations

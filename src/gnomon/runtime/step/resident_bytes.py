@@ -1,8 +1,9 @@
 """Bytes that one rank holds, by the classes that predictions name: read off the interpreter's own buffers.
 
-`levels(...)` is what is there between two actions; `kept(run, …)` runs a forward and counts what autograd keeps of it,
-each storage once. Every microbatch of a stage keeps the same, so it is counted once a stage and costs nothing after.
-Left out: what lives inside one action only (`temporary` of a prediction), workspaces, and what allocators round.
+`levels(...)` is what is there between two actions; `measure_resident(run, …)` runs a forward and counts what autograd
+keeps of it, each storage once. Every microbatch of a stage keeps the same, so it is counted once a stage and costs
+nothing after. Left out: what lives inside one action only (`temporary` of a prediction), workspaces, and what
+allocators round.
 """
 
 from __future__ import annotations

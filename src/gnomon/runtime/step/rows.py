@@ -74,7 +74,7 @@ def followed(
     in_order: bool,
     units: tuple[Unit, ...] = (),
 ) -> Program:
-    """`given`, if it is a step of the plan, or `program_of`.
+    """`of_job`, if it is a step of the plan, or `program_of`.
 
     tied: stages that hold a parameter that others hold too. in_order: whether the backend matches messages by order.
     units: as in `program_of`.

@@ -35,8 +35,7 @@ class StepLoad:
     def counted(self, layer: Layer, unit: int, load: Tensor) -> Tensor:
         """Counts (experts): how many tokens chose each, up to this microbatch. load: (rows, 2 or 3, experts), this
         rank's."""
-        # A layer that is computed again finds its key, and takes part in no second all-reduce, for which other ranks
-        # would not wait.
+        # A layer that is computed again finds its key: nothing is counted twice, and there is no second all-reduce.
         key = layer.label, unit
         if key not in self.known:
             own = choices(load)

@@ -115,7 +115,7 @@ class Heads:
     def __init__(
         self, divided: DividedVocabulary, stage: Stage, groups: Groups, compute: Compute, buffers: Buffers, feed: Feed
     ) -> None:
-        """Makes the stages of the ends. beside: the stage that has the parameters."""
+        """Makes the stages of the ends. stage: the one that has the parameters."""
         self.divided, self.stage, self.compute, self.buffers, self.feed = divided, stage, compute, buffers, feed
         plan, parts, at = divided.plan, divided.ends.parts, divided.at
         self.last = plan.num_stages - 1

@@ -108,7 +108,7 @@ class LayerBytes:
         del outputs
 
     def end(self, layer: int, outputs: Iterable[Tensor]) -> None:
-        """Its forward is over. made: its outputs, by whose gradients its backward begins."""
+        """Its forward is over. outputs: what it made, by whose gradients its backward begins."""
         self.left_bytes[layer] = self.live.now - self.start - self.before[layer]
         for x in outputs:
             if x.requires_grad:

@@ -211,7 +211,7 @@ def gather(program: Program, recorder: Recorder, group: ProcessGroup | None) -> 
 
 
 def _memory(spans: Spans, row: NDArray[np.int64], levels_of_ranks: Sequence[Sequence[tuple[int, Levels]]]) -> Memory:
-    """What came and went with which span. held: of each worker."""
+    """What came and went with which span. levels_of_ranks: of each worker."""
     changes: list[tuple[int, int, int, float, int]] = []
     for worker, levels in enumerate(levels_of_ranks):
         mine = np.flatnonzero(spans.worker == worker)

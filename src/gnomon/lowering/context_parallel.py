@@ -66,6 +66,8 @@ def ring_attention(seq_len: int, cp: int, order: str) -> Program:
         cls = builder.rank_class()
         builder.add(cls, "QKV", rank, rank)
         for step in range(cp):
+            # The unit that a rank works on; the one that arrives meanwhile is that of the next step, (rank - step - 1)
+            # mod cp.
             unit = (rank - step) % cp
             if step + 1 < cp:
                 builder.add(cls, "SEND_KV", rank, unit, override=Override(peer=(rank + 1) % cp))
@@ -77,5 +79,6 @@ def ring_attention(seq_len: int, cp: int, order: str) -> Program:
         buffers=BUFFERS,
         comms=(Communicator(name="ring", semantics="rendezvous"),),
         pools=(Pool(name="kv", size=2),),
+        # No stage takes an input from the one before it.
         chains=tuple(range(cp)),
     )

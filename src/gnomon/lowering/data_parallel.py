@@ -35,12 +35,11 @@ def shard_state(
     """The Program with data-parallel state as the plan has it.
 
     program: with all-reduces (AR, if any) and updates (OPT), each stage a block. shards, replicas: ranks that divide
-    the state (dp_shard x cp), and copies of it (dp_replicate). blocks_per_bucket: for ZeRO 1 and 2, from
-    `overlap.bucket_bytes` and the size of a block. With one shard a ZeRO stage means nothing and the AR rows stay.
-    meets: ranks wait for the global norm before gradients go to an optimizer on the host, and have not met before.
-    Under overlap.optimizer updates follow the backward here too: they take the compute stream as long, and what is held
-    of gradients meanwhile is known to their prices (`StagePrice.static_bytes`).
-    stream: gradients go to an optimizer on the host as they are made; stage 1 then keeps them no longer than stage 2.
+    the state (dp_shard x cp), and copies of it (dp_replicate). With one shard a ZeRO stage means nothing and the AR
+    rows stay. meets: ranks wait for the global norm before gradients go to an optimizer on the host, and have not met
+    before. Under overlap.optimizer updates follow the backward here too: they take the compute stream as long, and what
+    is held of gradients meanwhile is known to their prices (`StagePrice.static_bytes`). stream: gradients go to an
+    optimizer on the host as they are made; stage 1 then keeps them no longer than stage 2.
     """
     if shards > 1 and optimizer.zero == 3:
         program = _stage_3(program, optimizer, overlap, replicas)

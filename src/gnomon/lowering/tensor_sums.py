@@ -110,6 +110,7 @@ def _anchors(rows: Rows, buffer: str) -> dict[int, list[int]]:
         override = rows.overrides.get(row)
         named = [e.ref.stage for e in override.effects or () if e.ref.buffer == buffer] if override else []
         for stage in dict.fromkeys(named) or (int(rows.stage[row]),):
+            # Before the gradient goes down, and before the norm where that is measured first.
             anchors.setdefault(stage, []).append(min(row, measured.get(int(rows.rank_class[row]), row)))
     return anchors
 

@@ -60,7 +60,9 @@ def pieces_of(block: Block) -> list[MomentOp]:
             continue
         for node in op.captured.nodes:
             name, outputs = node.target.split(".")[1], tuple(filter(None, node.outputs))
+            # In-place ops of ATen end in an underscore (`add_`); their gradients are those of the plain op.
             name = name if name.startswith("_") else name.rstrip("_")
+            # The gradient of a view's operand is a view of the result's, unless the two differ in size.
             passes = name in PASSED_ON or (node.view and name not in PADDED | {"expand"})
             found.append(MomentOp(name, reads(node), outputs, node.view or mutates(node), passes, place, op))
     return found

@@ -104,6 +104,7 @@ class Messages:
         # without sequence parallelism every tensor-parallel rank holds, and gets, the whole
         divided = self.plan.layout.sequence_parallel
         parts = [m.cp * (m.tp if divided else 1) for m in (one, two)]
+        # A rank with the whole sends it to each of the ceil(tp of the target / tp of the source) ranks that it serves.
         sends = max(dealt[0]) / parts[0] * (1 if divided else max(1, -(-two.tp // one.tp)))
         return float(max(sends, max(dealt[1]) / parts[1]) / (dealt_here / parts[0]))
 

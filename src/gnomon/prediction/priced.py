@@ -93,6 +93,7 @@ class PricedStages:
         stage, index = self.blocks[block]
         if index < 0:
             return 0, len(self.stages[stage].order)
+        # A block ends where the next one of its stage begins, the last one with the stage.
         after = self.blocks[block + 1] if block + 1 < len(self.blocks) else (-1, 0)
         return index, after[1] if after[0] == stage else len(self.stages[stage].order)
 

@@ -105,6 +105,7 @@ def waited_for(program: Program, pricing: Pricing) -> NDArray[np.int64]:
     waiter = np.arange(program.num_rows)
     for cls in range(program.num_classes):
         low, high = int(program.class_ptr[cls]), int(program.class_ptr[cls + 1])
+        # side="right": a row is not its own wait, the next one is.
         stops = np.append(low + np.flatnonzero(waits[low:high]), high - 1)
         waiter[low:high] = stops[np.minimum(np.searchsorted(stops, np.arange(low, high), side="right"), len(stops) - 1)]
     return waiter
@@ -133,5 +134,6 @@ def largest_bucket(pricing: Pricing, stage: int, reduced: Sequence[int]) -> int:
     if not counts:
         return max(reduced)
     first = sum(len(price.order) for price in pricing.stages[:stage])
+    # Buckets are counted through all stages; of each, what lies in this one.
     ends = [0, *accumulate(counts)]
     return max(sum(reduced[max(a - first, 0) : max(b - first, 0)]) for a, b in pairwise(ends))

@@ -126,6 +126,7 @@ def _accumulate(stage: StagePrice, layer: LayerPrice, stack: Stack, microbatches
         return NOTHING  # the matmul writes where the gradient stays
     fused = bool(stack.gradients.grad_accumulation_fused)
     added = accumulate_seconds(elements, precision, device, curves_for(device), fused=fused, tensors=tensors)
+    # In a buffer of the compute dtype the first microbatch's matmul writes the gradient, and only the others add to it.
     share = 1.0 if precision.grad != precision.compute else (microbatches - 1) / microbatches
     return OpPrice(device_s=float(added.device_s) * share, kernels=round(added.kernels * share))
 

@@ -146,6 +146,7 @@ class Pricing(PricedStages):
             return self.shapes[key.shape].seconds(key._replace(shape=""))
         # Actions that follow from layers alone are priced once for all stages that cost the same.
         stage = self.alike[key.stage] if key.kind in BY_LAYER and not key.name else key.stage
+        # Without the rank class: replicas on other devices, or with other shares, have a `Pricing` of their own.
         at = (key.kind, stage, key.name)
         if at not in self._memo:
             self._memo[at] = self._seconds(key._replace(stage=stage))
@@ -318,6 +319,7 @@ class Pricing(PricedStages):
         number, index = self.blocks[block]
         # Rows of layers share the price of the whole stage's update by elements, so that the rows add up to it.
         divided = index >= 0 and self.rows_divide_stages
+        # ~number is below 0, so a stage's entry never meets that of a block.
         at = ~number if divided else block
         if at not in self._updates:
             priced = self.compute.of_stages.priced.with_parts(number) if divided else self.with_parts(block)

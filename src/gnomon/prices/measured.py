@@ -90,6 +90,7 @@ def table_seconds(measured: Measured, what: str, dtype: str = "", direction: str
         growth = growth + GROWTH.get(name, 1.0) * (np.maximum(log, known[-1]) - known[-1])
         lower = np.clip(np.searchsorted(known, inside, side="right") - 1, 0, max(len(known) - 2, 0))
         right = np.minimum(lower + 1, len(known) - 1)
+        # An axis with one point is its own neighbour: the share is 0, and the gap is only not to be 0.
         gap = np.where(right > lower, known[right] - known[lower], 1.0)
         share = (inside - known[lower]) / gap
         corners.append(((lower, 1 - share), (right, share)))

@@ -34,6 +34,7 @@ def costs_of(graph: Graph, cluster: Cluster, serving: Serving, rules: Engine, to
     price = IterationPrice(graph, cluster, replace(serving, expert_load=1.0), rules)
     experts = next(block.experts for block in price.shape.blocks if block.experts is not None)
     nbytes = experts.elements * experts.stored * experts.bits / 8
+    # The slope between two batches so large that every expert's weights are read anyway: what rows alone take.
     one, two = (float(price.experts_s(experts, np.array(many))) for many in (4096.0, 8192.0))
     row_s = (two - one) / (4096 * experts.topk * experts.local_share)
     read_s = nbytes / price.device.memory_bytes_per_s

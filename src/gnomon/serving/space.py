@@ -387,6 +387,7 @@ def least_ttft_s(price: IterationPrice, shortest: int) -> float:
 def front(choices: Sequence[PlayedCandidate]) -> tuple[PlayedCandidate, ...]:
     """Those that no other beats in both tokens a device and TPOT, by TPOT."""
     front_candidates: list[PlayedCandidate] = []
+    # In order of TPOT, so that each must have more tokens a device than all before it.
     for choice in sorted(choices, key=lambda c: (c.forecast.tpot.p50, -c.value)):
         if not front_candidates or choice.value > front_candidates[-1].value:
             front_candidates.append(choice)

@@ -56,7 +56,7 @@ class Kinds:
     def __init__(
         self, graph: Graph, plan: Plan, kernels: Kernels, extra_presets: Mapping[str, Saved] | None = None
     ) -> None:
-        """plan: precision and rules of saving. more: further ways of saving, by name."""
+        """plan: precision and rules of saving. extra_presets: further ways of saving, by name."""
         self.graph = graph
         self.layers = graph.layers()
         # Presets can be compared only if the plan's own rules do not fix what is saved.
@@ -307,6 +307,7 @@ def _table(
     own, launch_s = rates(stack, device, numbers), host_cost(stack, device, numbers).per_kernel_s
 
     def rows(values: Sequence[object]) -> Doubles:
+        # What does not depend on the microbatch is a number, the same in every column.
         return np.array([np.broadcast_to(np.asarray(value, float), (width,)) for value in values])
 
     def kernels(phase: Phase) -> Any:

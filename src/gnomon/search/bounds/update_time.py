@@ -147,6 +147,7 @@ class Updates:
         # Parameters that live on the host need no copy back to the device.
         moved = 0 if self.away else DTYPE_BITS[self.precision.param] // 8
         element_s = sharers * HOST_ADAM_S + moved * min(copy_s_per_byte(node) for node in nodes)
+        # The update and the copy back are two rows, each rounded to the grid.
         return max(elements * element_s - 2 * GRID_S, 0.0)
 
     def host_s(self, pipeline: Pipeline) -> float:

@@ -340,6 +340,7 @@ class _RankProgramme:
         for place, (layer, price) in enumerate(inside):
             factors = dict(saved)
             for way, at in zip(self.ways[layer], takes[layer], strict=True):
+                # Tensors on their way back from the host are there twice: what is read and what is coming.
                 factors[at] += way.price.remade_bytes + 2 * way.offload_bytes
             for later, _ in inside[place + 1 :]:
                 for way, at in zip(self.ways[later], takes[later], strict=True):

@@ -282,6 +282,7 @@ class Opening:
                 self._acts.clear()
             self._acts[key] = actions(table, counts, adding, copying, by_layer=sharding.zero == 3)
         every = self._acts[key]
+        # A slice of one column keeps arrays two-dimensional, [stages, 1].
         return Actions(*(getattr(every, name)[:, column : column + 1] for name in ACTIONS))
 
     def _adding(self, sharding: Sharding, count: int) -> Doubles:

@@ -155,7 +155,6 @@ class Bounds:
 
     def bounds(self, rows: PointRows, variants: Sequence[tuple[int, str]], *, played: bool) -> list[Doubles]:
         """[points] bounds on a step of each variant: of its kinds of replica the longest, with what the update of the
-        # The longest of: the pipeline with the meeting, the played order, reductions of one rank back to back.
         first rank takes before it and reductions after it, and reductions by themselves. played: by the order of the
         schedule."""
         shape, count = rows.block.shape, rows.block.microbatches
@@ -185,6 +184,7 @@ class Bounds:
                 every = zero == 3 or (zero == 2 and self.space.base.overlap.grad_reduce)
                 of_ranks = [reduced[divided][list(stages)].sum(axis=0) for stages in stages_of_ranks(shape)]
                 sums = np.max(of_ranks, axis=0) * (count if every else 1)
+                # The longest of: the pipeline with the meeting, the played order, reductions of one rank back to back.
                 bounds[i] = np.maximum(bounds[i], np.maximum(known[key], sums))
         return bounds
 
@@ -366,7 +366,7 @@ class Bounds:
         return self._filled(shape, zero, needs)
 
     def _filled(self, shape: Shape, zero: int, needs: Sequence[tuple[float, float, float]]) -> float:
-        """Share of what its device may hold that the fullest rank does at least. each: of every entry of the kinds,
+        """Share of what its device may hold that the fullest rank does at least. needs: of every entry of the kinds,
         what a layer has of parameters and keeps, and what the backward of the model's last layer needs."""
         # Ranks in a pipeline share layers: with l_i layers, rank i fills (workspace_i + layer_i x l_i) / limit_i of its
         # device. Setting all equal to x and adding up the l_i gives x = (L + sum of workspace_i / layer_i) / sum of

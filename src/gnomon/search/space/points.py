@@ -216,9 +216,9 @@ class Space:
             layout=replace(
                 base.layout,
                 sequence_parallel=point.sequence_parallel,
-                # Every expert-parallel point takes the base plan's dispatcher; without ep there is nothing to dispatch.
                 keep_gathered=point.keep_gathered,
                 context=point.context,
+                # Every expert-parallel point takes the base plan's dispatcher; without ep there is nothing to dispatch.
                 dispatch=base.layout.dispatch if point.ep > 1 else None,
             ),
             saved=self.saved(point.recompute, point.pp * point.virtual_stages),
@@ -235,9 +235,9 @@ class Space:
         """What a way of saving is in a plan of so many stages."""
         base = self.base.saved
         if recompute != "offload":
-            # The rule names the layers on the host by their place in a stage, so their number depends on the number of
-            # stages.
             return replace(base, preset=recompute)  # type: ignore[arg-type]
+        # The rule names the layers on the host by their place in a stage, so their number depends on the number of
+        # stages.
         layers, count = self.repeated
         per_stage = -(-count // stages) if count == self.num_layers else count  # at least those of any stage
         rule = SavedRule(calls=layers, action="offload", first_per_stage=per_stage)

@@ -72,10 +72,13 @@ class Least:
         at_high = self._peaks(counts, steps, high)
         if any(min(ends) > self.limit for ends in zip(at_low, at_high, strict=True)):
             return None
+        # A rank that fits with nothing recomputed is settled.
         high = [0 if least <= self.limit else size for least, size in zip(at_low, sizes, strict=True)]
         for _ in range(max(sizes)):  # each round takes at least one step off every rank that is not settled
             if all(h - v <= 1 for v, h in zip(low, high, strict=True)):
                 break
+            # Where the straight line between the peaks at both ends meets the limit, but a step away from either end at
+            # least.
             middle = [
                 h if h - v <= 1 else min(max(v + -(-(p - self.limit) * (h - v) // max(p - q, 1)), v + 1), h - 1)
                 for v, h, p, q in zip(low, high, at_low, at_high, strict=True)
@@ -93,6 +96,7 @@ class Least:
         def fits(number: int) -> bool:
             return max(self._peaks(counts, steps, [number] * len(self.trials.stages_of_class))) <= self.limit
 
+        # -1 stands for too little and is never tried.
         low, high = -1, max(map(len, steps))
         if not fits(high):
             return None

@@ -39,6 +39,7 @@ class Journal:
     def __init__(self, path: Path) -> None:
         self.events, end = read_events(path)
         self._file = open(path, "ab")  # noqa: SIM115 - held as long as the controller lives
+        # What a crash cut off goes: the next event would be written behind it on the same line.
         self._file.truncate(end)
 
     def write(self, kind: str, job: str, **fields: Any) -> None:

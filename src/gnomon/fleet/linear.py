@@ -22,12 +22,15 @@ def maximise(c: Floats, a: Floats, b: Floats) -> Floats:
         raise InputError("0 is no solution of this linear programme")
     table = np.zeros((rows + 1, columns + rows + 1))
     table[:rows, :columns], table[:rows, columns:-1], table[:rows, -1] = a, np.eye(rows), b
+    # The last row is the objective, the last column b. It begins at x = 0, with the slack variables in the basis.
     table[-1, :columns] = -c
     basis = list(range(columns, columns + rows))
     while True:
         gaining = np.flatnonzero(table[-1, :-1] < -_EPS)
         if not len(gaining):
             break
+        # Bland's rule: of the columns that gain the first, and below of the rows that bound it the one whose variable
+        # is first. No basis comes a second time.
         entering = int(gaining[0])
         column = table[:rows, entering]
         able = np.flatnonzero(column > _EPS)
@@ -38,6 +41,7 @@ def maximise(c: Floats, a: Floats, b: Floats) -> Floats:
         leaving = min(least.tolist(), key=lambda row: basis[row])
         table[leaving] /= table[leaving, entering]
         factors = table[:, entering].copy()
+        # The row of the pivot itself stays.
         factors[leaving] = 0.0
         table -= np.outer(factors, table[leaving])
         basis[leaving] = entering

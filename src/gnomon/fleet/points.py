@@ -177,6 +177,7 @@ class MeasuredPoints(PhaseForecasts):
         both, one_s = self.pairs.get((job.model, other.model, kind)), self.points.get((job.model, kind))
         if both is None or one_s is None:
             return self.curve.speed_share(job, other)
+        # Never 0, with which a job would never end.
         return min(both[0] / speed_at(one_s, 1), 1.0) or 1e-6
 
     def duration_s(self, model: str, devices: int, batch: int, steps: float) -> float:

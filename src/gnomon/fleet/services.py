@@ -82,6 +82,7 @@ def _bin(start: float, load: Load, play: Callable[[Load], Forecast], share: floa
                 f"(--on)"
             )
         high = min(2 * high, limit)
+    # Half of it was tried on the way up and was not enough.
     low = high // 2 + 1 if high > 1 else 1
     while low < high:
         middle = (low + high) // 2
@@ -99,6 +100,7 @@ def buckets(lengths: Sequence[int], count: int) -> tuple[int, ...]:
     if not lengths or min(lengths) < 1:
         raise InputError("there are no lengths to cut into buckets; give a trace with rows")
     ends = sorted(set(lengths))
+    # Added up below: numbers[i] becomes the lengths that are among the first i ends.
     numbers = [0] * (len(ends) + 1)
     for length in lengths:
         numbers[bisect_left(ends, length) + 1] += 1

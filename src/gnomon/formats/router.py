@@ -100,6 +100,7 @@ def save_router(record: RouterRecord, path: Path) -> None:
         layers=np.array([router.layer for router in record.routers]),
         topk=topk,
         steps=np.array(record.steps, np.int64),
+        # A token is counted once for each of its experts, and all layers have the same tokens.
         tokens=record.counts[:, 0].sum(axis=-1) // topk[0],
         counts=record.counts,
     )
@@ -158,6 +159,7 @@ def arrays_of(path: Path, names: Sequence[str], again: str) -> Mapping[str, NDAr
     """Those arrays of an .npz file by name, read without unpickling. again: how to make one. InputError if it cannot be
     read."""
     try:
+        # Before anything is unpacked: a small file can be far larger than memory once it is.
         with zipfile.ZipFile(path) as packed:
             size = sum(member.file_size for member in packed.infolist())
         if size > MAX_BYTES:

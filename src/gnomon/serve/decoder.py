@@ -477,6 +477,7 @@ class Decoder:
     def _slopes(self, heads: int) -> Tensor:
         """Returns the slopes of this rank's heads."""
         tp = self.share.tp
+        # A head's slope depends on how many heads the whole model has: this rank's are a slice of all.
         every = torch.tensor(slopes_of(heads * tp.ranks), dtype=torch.float32)
         return every[heads * tp.index : heads * (tp.index + 1)].contiguous()
 

@@ -84,6 +84,7 @@ async def _asked(server: _Server, method: str, path: str, body: bytes = b"") -> 
         while (size := int((await reader.readline()).strip() or b"0", 16)) > 0:
             event_body += await reader.readexactly(size)
             await reader.readline()
+            # A chunk may end within a line: what is behind the last line break waits for the next chunk.
             *whole, event_body = event_body.split(b"\n")
             for line in whole:
                 yield line
@@ -122,6 +123,8 @@ async def _drive(server: _Server, load: Load, model: str | None, seed: int, embe
             raise RunError(f"the server does not say which models it has ({status}): {text[:200]}")
         model = json.loads(text)["data"][0]["id"]
     rng = random.Random(seed)
+    # One beginning for all: each request takes as much of it as the trace says, so that servers find it in their
+    # caches.
     shared = [rng.randint(*TOKENS) for _ in range(max((r.prefix_len for r in load.requests), default=0))]
     prompts = [
         [*shared[: one.prefix_len], *(rng.randint(*TOKENS) for _ in range(one.input_len - one.prefix_len))]
@@ -185,6 +188,7 @@ async def _one(server: _Server, request: Request, body: bytes, begin: float) -> 
             if "error" in event:
                 error = str(event["error"].get("message", event["error"]))
                 break
+            # The server's own count: an event may bring several tokens, or none.
             if usage := event.get("usage"):
                 count = usage["completion_tokens"]
             if event.get("choices"):

@@ -219,6 +219,8 @@ class AnswerStream:
         total, settings = len(request.prompts) * request.count, server.settings
         self.room = settings.rules.max_seqs * settings.workers * settings.ways.pp
         """Answers that may still be begun."""
+        # Answers to a prompt go to a worker together, so that the prompt is computed once, as many as run there at a
+        # time.
         step = min(request.count, settings.rules.max_seqs)
         self.unbegun = deque(
             (number, first, min(step, request.count - first))
@@ -384,6 +386,7 @@ def application(settings: Settings, encoder: EncoderKind | None = None) -> Any:
                 asked_at = "/classify" if encoder.labels else "/v1/embeddings"
                 raise RefusedRequest(400, f"{settings.name} is an encoder, which writes no words; ask {asked_at}")
             body = await server.body(request)
+            # In a thread: splitting a long text into tokens takes a while, and other connections go on meanwhile.
             completion = await asyncio.to_thread(read, body, server.served())
             stream = server.ask(completion)
             if completion.streams:
@@ -464,6 +467,7 @@ def application(settings: Settings, encoder: EncoderKind | None = None) -> Any:
         Route("/score", guarded(score), methods=["POST"]),
         Route("/v1/score", guarded(score), methods=["POST"]),
         Route("/v1/models", guarded(models)),
+        # A path, since names of models have slashes.
         Route("/v1/models/{name:path}", guarded(model)),
         Route("/health", health),
         Route("/ready", ready),

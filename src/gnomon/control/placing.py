@@ -123,6 +123,8 @@ def _moves(placement: Placement, rows: Sequence[int], ep: int) -> Iterator[tuple
             of_rank[rank][expert] = some
     # Ties by number: every rank of a run computes the same moves by itself.
     order = sorted(range(ep), key=lambda rank: (load[rank], rank))
+    # A few ranks with least and a few experts with most: enough that some move pays, and few enough to price each one
+    # at every look.
     busiest, relief = order[-1], [rank for rank in order[: max(1, ep // 2)] if rank != order[-1]]
     heavy = sorted(of_rank[busiest], key=lambda expert: (-of_rank[busiest][expert], expert))[: max(2, each // 2)]
     for rank in relief[:4]:
@@ -137,6 +139,8 @@ def _moves(placement: Placement, rows: Sequence[int], ep: int) -> Iterator[tuple
                 # A swap must bring the busiest rank something lighter, and nothing that it has already.
                 if gone in of_rank[busiest] or of_rank[rank][gone] >= of_rank[busiest][expert]:
                     continue
+                # The busiest rank's own slot of the expert: looked for from its first slot on, as other ranks may hold
+                # the expert too.
                 other = placement.index(expert, busiest * each)
                 swapped = list(placement)
                 swapped[slot], swapped[other] = expert, gone
@@ -171,6 +175,7 @@ def place(rows: Sequence[int], replicas: int, ep: int, costs: PlacingCosts = ROW
 
 
 def _polished(placement: Placement, rows: Sequence[int], ep: int, costs: PlacingCosts) -> Placement:
+    # Nothing is there yet that would have to be sent.
     still = replace(costs, move_s=0.0)
     look = Look(placement=placement, rows=tuple(rows), steps=1)
     return move(look, ep, still, horizon=1, most=POLISHED).placement

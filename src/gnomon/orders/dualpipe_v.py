@@ -21,6 +21,8 @@ def dualpipe_v(num_ranks: int, num_microbatches: int, num_virtual: int = 2) -> R
 def _rank(rank: int, num_ranks: int, num_microbatches: int) -> VRank:
     """The eight phases of one rank."""
     out, below = VRank(rank, num_ranks), num_ranks - 1 - rank
+    # The rank's second stage is 2 · below + 1 stages after its first, so that as many forwards of chunk 0 go before the
+    # first of chunk 1: those of phase 1, and one of phase 2.
     for _ in range(2 * below):  # 1: forwards going down
         out.forward(0)
     for _ in range(rank + 1):  # 2: both directions
@@ -30,6 +32,7 @@ def _rank(rank: int, num_ranks: int, num_microbatches: int) -> VRank:
         out.input_gradient(1)
         out.weight_gradient()
         out.forward(1)
+    # Phases 1 and 2 took 2p - 1 - r forwards of chunk 0: these are the others of all m.
     for turn in range(num_microbatches - 2 * num_ranks + rank + 1):  # 4: the steady turns
         if turn == 0 and below == 0:
             out.forward(0)  # apart: the last rank has no other work that its first backward could hide behind
@@ -46,6 +49,7 @@ def _rank(rank: int, num_ranks: int, num_microbatches: int) -> VRank:
 
 def _drain(out: VRank, rank: int, below: int) -> None:
     """Phases 6 to 8: the last backwards, from half-way on split, with weight gradients in the gaps and at the end."""
+    # r + 1 backwards of each chunk are left, and `below` more of chunk 0 for phase 7.
     for step in range(2 * (rank + 1)):  # 6: both chunks in turn; the second half of the steps is split
         backward = out.input_gradient if step >= rank + 1 else out.backward
         backward(1 - step % 2)

@@ -41,6 +41,7 @@ def _rank(rank: int, num_ranks: int, num_microbatches: int) -> VRank:
         whole_backward(0)
         out.forward(1)
         whole_backward(1)
+    # The loop had m - p turns: p input gradients of chunk 0 are left, and r of chunk 1.
     for _ in range(rank):
         out.input_gradient(0)
         out.input_gradient(1)

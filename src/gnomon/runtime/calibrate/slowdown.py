@@ -73,6 +73,7 @@ def slowdown_now(cluster: Cluster, *, step_s: float | None = None) -> tuple[floa
 def ratio(points: tuple[Again, ...]) -> float:
     """Seconds now over seconds when calibrated: the median of the points' ratios, and of an even number the geometric
     mean of the middle two."""
+    # Of logarithms: twice as slow and twice as fast are as far from 1.
     return math.exp(median(math.log(point.now_s / point.then_s) for point in points))
 
 

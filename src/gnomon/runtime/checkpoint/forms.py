@@ -144,6 +144,7 @@ def _layer(
     if symmetric and storage.zeros:
         storage, arrays = replace(storage, zeros=False), {k: v for k, v in arrays.items() if k != "zeros"}
     elif form == "compressed-tensors" and not symmetric and not storage.zeros:
+        # One config.json speaks of all layers: where some have zeros, those without get the middle as theirs.
         zeros = np.full(arrays["scales"].shape, storage.zero, np.uint8)
         storage, arrays = replace(storage, zeros=True), {**arrays, "zeros": zeros}
     tensors = FORMS[form][0](storage, arrays, shape)

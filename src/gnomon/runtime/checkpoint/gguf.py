@@ -65,6 +65,7 @@ def to_gguf(source: Path, target: Path) -> WrittenGguf:
         storage, arrays, shape = _turned(_matrix(folder, name), name, config)
         try:
             if vector:
+                # llama.cpp has norms and biases in float32, whatever the matrices are.
                 storage, arrays = Dense(dtype="fp32"), {"values": storage.widen(arrays, shape)}
             kind, blocks = blocks_of(storage, arrays, shape)
         except InputError as error:

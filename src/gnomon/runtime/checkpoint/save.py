@@ -69,6 +69,7 @@ class Saver:
         self.step = step
         scaler = self.executor.state.loss_scale
         self.loss_scale = None if scaler is None else (scaler.scale, scaler.good_steps)
+        # Every part has as many updates behind it; 0 where this rank has none.
         self.updates = max((adam.steps for _, adam in self.executor.parameters()), default=0)
         first = dist.get_rank() == 0
         problem = ""

@@ -88,6 +88,7 @@ class Encoder:
             encoded = dict(zip((number for number, _ in plain), self._texts(plain, starts=starts), strict=True))
             for number, document in enumerate(block):
                 yield encoded[number] if number in encoded else self._conversation(document)
+            # The next block begins a document only if this one's last is complete.
             starts = block[-1].ends
 
     def _bytes(self, document: Document) -> Encoded:

@@ -32,6 +32,7 @@ class Changes:
         """Processes that somebody asks for, at least 1 and at most the workers; None where nobody does."""
         if self.folder is None or (target := self.folder.requested_processes()) is None:
             return None
+        # A process beyond the workers would have none to run.
         return min(max(target, 1), self.workers)
 
     def add(self, epoch: Epoch) -> None:

@@ -37,6 +37,7 @@ class Kernels:
     def _agree(self, store: Store, started: Collection[int], there: Collection[int]) -> tuple[list[str], list[int]]:
         """Agrees on kernels that all processes have which are there at first, and announces them."""
         found, lines = kernels_of(store, started), list[str]()
+        # Agreed once: processes train by it from then on, and one that comes later must have it.
         if not self.agreed and found.keys() >= set(there):
             self.agreed = instruction_sets.common(found.values())
             say_kernels(store, self.agreed)

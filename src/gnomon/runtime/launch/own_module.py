@@ -67,6 +67,7 @@ class OwnModule:
         trained = self.graph.parameters()
         for name, x in self.parameters.items():
             if name not in trained:
+                # In place: `states` looks into the same memory, by which the Graph reads it.
                 x.copy_(folder.read(name))
         return WeightReader(folder, layout)
 

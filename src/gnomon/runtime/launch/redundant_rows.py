@@ -205,6 +205,7 @@ class RowActions:
         """All meet here, and whoever is past it knows that all gradients were added up."""
         terms = torch.zeros(self.plan.world_size, dtype=torch.float64)
         for part in self.plays.values():
+            # By rank, and added up as exact sums: the norm has the same bits whoever does a rank's work.
             terms[part.number] = math.fsum(
                 x for parameters in part.stage_parameters for x in squares(parameters).tolist()
             )

@@ -137,6 +137,7 @@ def handing(now: Roles, born: Sequence[int], following: Mapping[int, int]) -> Ha
     rank -> the one after it in its replica, which it has a copy of."""
     # After a loss a newcomer is born for the lost rank, so its place is that rank's home again.
     home = {rank: place for place, rank in enumerate(born)}
+    # A rank without a process of its own stays where it is done.
     places = tuple(home.get(rank, place) for rank, place in enumerate(now.places))
     sent = [(rank, now.places[rank], place) for rank, place in enumerate(places) if now.places[rank] != place]
     keepers = dict[int, int]()

@@ -121,6 +121,8 @@ class Groups:
             runs += [row[i : i + copies] for row in rows for i in range(0, len(row), copies)]
         groups["kv_copies"] = _mine("kv_copies", runs, here)
         holders = tied_holders(plan, tied)
+        # Under ZeRO stages cut a shared parameter at other places, so all ranks that shard it meet; without it each
+        # position meets the same one of the other holders.
         alike = (
             meshes[0].dense.groups("dp_shard", "cp").tolist()
             if plan.optimizer.zero

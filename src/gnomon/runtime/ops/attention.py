@@ -88,6 +88,7 @@ def _whole(
         # torch takes either a bias or a mask, so the mask becomes -inf in the bias.
         mask = added if mask is None or not (masked or causal) else added.masked_fill(~mask, -math.inf)
     grouped = q.shape[-3] != k.shape[-3]
+    # torch refuses is_causal together with a mask; every mask made here has causality in it.
     return functional.scaled_dot_product_attention(
         q, k, v, attn_mask=mask, is_causal=causal and mask is None, scale=scale, enable_gqa=grouped
     )

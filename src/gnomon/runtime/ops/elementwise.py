@@ -99,4 +99,5 @@ def dropped(site: Site, x: Tensor) -> Tensor:
     if not site.attr("drawn", False):
         return x
     keep_share = 1.0 - site.attr("p", 0.0)
+    # The mask is what autograd keeps for x: as bools, a byte an element.
     return x * torch.empty_like(x, dtype=torch.bool).bernoulli_(keep_share) / keep_share

@@ -34,6 +34,7 @@ SAID = 3
 def plain(error: Exception, rank: int, at: str) -> Exception:
     """Ours in place of the error, or the error itself. at: where in the step the rank stood."""
     text = str(error)
+    # An error of ours says already what it means.
     if isinstance(error, GnomonError):
         return error
     if isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and any(word in text for word in NO_MEMORY)):

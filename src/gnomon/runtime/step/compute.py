@@ -299,6 +299,7 @@ class Compute:
 
     def _input_backward(self, stage: int, unit: int) -> None:
         tape = self.stages[stage].tape
+        # A list puts weight gradients aside from here on (`Tape.run`); they are taken off after the backward.
         tape.aside = []
         self._backward(stage, unit)
         self.aside[stage, unit], tape.aside = tape.aside, None

@@ -188,6 +188,7 @@ class FeedOfLengths(Feed):
             lengths = [first[1]] * first[0]
         else:
             lengths = [] if counts is None else [int(n) for n in counts]
+        # Every field has one shape: a row for each sequence, or all tokens behind each other.
         expected = (len(lengths), first[1]) if padded else (sum(lengths),)
         longest = first[1] if padded else sum(lengths)
         alike = bool(shapes) and all(shape == expected for shape in shapes.values())
@@ -210,6 +211,8 @@ class FeedOfLengths(Feed):
     def of_unit(self, unit: int) -> Batch:
         """Its tokens on this rank, a row."""
         parts = self._parts[unit]
+        # In the order of the packing (`packing_of_parts`): part after part, segments in their order, then what fills
+        # the row up.
         places = [self._places(part.sequence, *segment) for part in parts for segment in part.segments]
         rest = self._tokens(unit) - sum(part.tokens for part in parts)
         chosen = torch.cat([*places, torch.full((rest,), self.tokens)]).to(self.device)

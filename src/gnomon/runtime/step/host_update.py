@@ -270,6 +270,7 @@ class DelayedRows:
         of = list(enumerate(zip(rows, names, strict=True)))
         late = {row.number for _, (row, name) in of if name in ("NORM", "HOST_OPT")}
         back = {row.number for at, (row, name) in of if name == "H2D" or (name == "UNSHARD" and at > computes)}
+        # Updates first, since what goes back or is gathered is what they made, wherever the Program has these rows.
         self.settling = [row for row in rows if row.number in late] + [row for row in rows if row.number in back]
         """Those that apply what waits; parameters go back, and are gathered where ranks divide them."""
         self.usual = [row for row in rows if row.number not in late | back] + self.settling

@@ -62,6 +62,7 @@ class Mimose:
                 f"mimose's budget of {show_bytes(self.settings.budget)}, of which {MARGIN:.0%} stays free; raise the "
                 f"budget, or take shorter sequences or fewer a microbatch"
             )
+        # The first microbatch also makes tables and buffers that all later ones find: its bytes are not a microbatch's.
         if self.warm:
             self.controller.take(Sample(tokens=self.tokens, base=self.at_start, forward_bytes=forward_bytes))
         self.warm = True

@@ -319,6 +319,7 @@ class State:
                 wholes.append(whole)
                 parts.append((parameters, part))
                 if parameters.zero >= 2:
+                    # The message has the whole gradient until it is over (`holds`); a later unit makes room of its own.
                     parameters.grad = None
             size = sum(whole.nbytes for whole in wholes)
             if stage.zero == 1:

@@ -160,6 +160,7 @@ def _straggler(now: Sequence[Parts], first: Sequence[Parts] | None, expected: Ex
     if expected is not None and expected.uneven:
         if first is None:
             return ()
+        # Stages have other work each: what counts is how much later a rank is than in its first steps.
         behind = [late - was for late, was in zip(behind, _behind(first), strict=True)]
     rank = max(range(len(now)), key=lambda r: behind[r])
     reference = expected.parts.step_s if expected is not None else median_low([r.own_s for r in now])

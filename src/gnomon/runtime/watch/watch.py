@@ -182,6 +182,8 @@ class Watch:
         if not torch.is_grad_enabled():
             self._cut(between)
         else:
+            # A forward after another one without a backward in between: what lies there is the loop's own arithmetic,
+            # and no loading.
             self._cut("compute_s" if self._phase == "forward" else between)
 
     def _forward_ends(self, module: nn.Module, args: Any, output: Any) -> None:

@@ -38,6 +38,7 @@ def offsets(
     # depends on nothing else.
     for n in sorted(range(len(buffers)), key=lambda n: (-buffers[n].size_bytes, buffers[n].first)):
         one, at = buffers[n], 0
+        # Whole lines, so that two threads never write to one line of different buffers.
         size = -(-one.size_bytes // LINE) * LINE
         if live_together is None:
             overlapping = [m for m in placed if buffers[m].first <= one.last and one.first <= buffers[m].last]

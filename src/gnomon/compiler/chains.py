@@ -155,6 +155,8 @@ class Chain(TriedKernel):
         else:
             self.form = linears.form_of(self.sizes, tuple(ended), normed, device)
             self.text = linears.source(self.form)
+        # Everything that decides what the kernel computes is in the source: by it chains are alike (`_fused`) and
+        # verdicts are kept (`gate`).
         super().__init__(
             "chain", f"{self.text}// {self.sizes} {self.layers} {self.norm} {self.names} {self.read}", True
         )
@@ -289,6 +291,7 @@ def _fused(graph: fx.Graph, apart: Callable[[fx.GraphModule], Callable[..., Any]
         known.setdefault(chain.source, (chain, one))
         found.append((one, chain.source))
         used.update(link.matmul for link in one.links)
+    # All are compiled beside each other before the first is tried.
     libraries([str(chain.text) for chain, _ in known.values()])
     for chain, one in known.values():
         chain.plain = _apart(one, apart)

@@ -270,7 +270,6 @@ def _arithmetic(node: Any) -> tuple[Node, list[tuple[int, int]]] | None:
     value = _value(node)
     if value is None or value.dtype != torch.int64 or node.op != "call_function" or node.kwargs:
         return None
-    # Of the same shape: an operand that is broadcast would have other numbers in its place.
     source = _value(node.args[0]) if node.args else None
     if source is None or source.dtype != torch.int64 or source.shape != value.shape:
         return None

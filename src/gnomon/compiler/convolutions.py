@@ -166,6 +166,7 @@ class Convolution(TriedKernel):
             return known.weight, known.bias
         packed, bias = self._made(tensors)
         if len(self.packed) >= MOST_PACKED:
+            # What was packed for the kernel that lost is not read any more.
             self.packed.clear()
         self.packed[places] = PackedWeight(pieces, now, packed, bias)
         if self.slot is not None:
@@ -477,6 +478,7 @@ def fuse(graph: fx.Graph, works: bool = True) -> list[Convolution]:
     if len(found) < FEWEST:
         return []
     fused_nodes = [_fused(graph, node, works) for node in found]
+    # After all are fused, as only a tensor whose readers are all such calls may be written over.
     for node in fused_nodes:
         node.target.spends = _spends(node)
     _turn(graph, fused_nodes)

@@ -37,6 +37,7 @@ class Grouped(TriedKernel):
     def run(self, *args: Tensor) -> Tensor:
         """Runs the kernel on these tensors, or PyTorch where it cannot, as for an end or a place that is not there."""
         x, weights, ends, *places = args
+        # The kernel reads weights as (experts, n, k), a view of (experts, k, n).
         out = gathered.gathered_matmul(x, weights.transpose(1, 2), ends=ends, rows=places[0] if places else None)
         return self.aten(*args) if out is None else out
 

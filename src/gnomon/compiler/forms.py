@@ -67,6 +67,7 @@ class Forms:
     def _measured(self, ways: Mapping[str, Run], units: int, of: int, compared: Callable[[Tensor], Tensor]) -> Tensor:
         expected = ways[WHOLE]()
         assert expected is not None
+        # Each runs once before it is timed, which also warms it up.
         for way, run in ways.items():
             result = run()
             if result is None:

@@ -54,4 +54,5 @@ def _region(nbytes: int) -> Tensor:
     with suppress(OSError):  # of a kernel that was built without them
         mapped.madvise(mmap.MADV_HUGEPAGE)
     whole = torch.frombuffer(mapped, dtype=torch.uint8)
+    # The mapping has a page more than was asked for, so that it can begin at a multiple of PAGE.
     return whole[-whole.data_ptr() % PAGE :]

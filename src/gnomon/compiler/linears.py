@@ -52,6 +52,7 @@ def form_of(
 
 
 def _width(n: int, tile: MatmulTile, device: DeviceDescription) -> int:
+    # A narrow layer's panel has no vectors beyond its last output.
     return min(tile.vectors, -(-n // device.vectors.lanes))
 
 

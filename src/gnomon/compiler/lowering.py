@@ -85,6 +85,7 @@ class Lowering:
         if tensor is None:
             source = self.external(node)
             shift = len(dims) - len(source.sizes)
+            # Dims are aligned at the last one. One of size 1 is broadcast: it has no axis, and so no stride.
             mine = tuple(() if equal(size, 1) else dims[i + shift] for i, size in enumerate(source.sizes))
             tensor = self.body.load(source, mine)
         return Value(self.body, tensor.value)

@@ -121,6 +121,7 @@ def _cpuinfo() -> tuple[frozenset[str], str]:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:
         return frozenset(), platform.machine()
+    # From the end, so that of all processors the first one's fields stay.
     fields = dict(line.split(":", 1) for line in reversed(lines) if ":" in line)
     fields = {key.strip(): value.strip() for key, value in fields.items()}
     return frozenset(fields.get("flags", "").split()), fields.get("model name", platform.machine())

@@ -86,6 +86,7 @@ def fill_random(out: Tensor, kind: int, below: int, generator: torch.Generator) 
             )  # fmt: skip
             if function(call):
                 return False
+            # Nobody else has drawn meanwhile, else this draw began with numbers that another has, too.
             if torch.equal(generator.get_state(), before):
                 generator.set_state(after)
                 return True

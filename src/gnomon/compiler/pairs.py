@@ -127,6 +127,7 @@ def _pairs(node: Node) -> tuple[list[Node], list[Node]] | None:
     gone = [node]
     while isinstance(source, fx.Node) and len(source.users) == 1:
         gone.append(source)
+        # The product itself, and every view on the way to it, is read by nobody else.
         if source.target is aten.bmm.default:
             break
         inner: Any = source.args[0] if source.target in SAME else None

@@ -175,6 +175,7 @@ def _put(node: Node) -> list[Node] | None:
     if node.target is not aten.index_put.default or node.kwargs or len(node.args) != 4 or node.args[3] is not True:
         return None
     zeros, where, grad, _ = node.args
+    # `full` is of any number, the others of zeros.
     zeroed = zeros.target in ZEROS and (zeros.target is not aten.full.default or zeros.args[1] == 0)
     if not zeroed or len(where) != 3 or where[0] is not None or value_of(grad, 2) is None:
         return None

@@ -115,6 +115,7 @@ class Preview(Convolution):
                 call(*args)
                 best[which] = min(best[which], clock() - start)
         self.times = best[0], best[1]
+        # Not `>`: a NaN is far away too.
         if not self.apart <= APART:
             log.warning("a preview is %.2g of the results away from them: the convolution stays exact", self.apart)
         self.keeps = self.apart <= APART and best[0] <= GAIN * best[1]

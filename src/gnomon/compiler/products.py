@@ -71,6 +71,7 @@ class TriedMatmul:
 
     def __call__(self, *args: Tensor) -> Tensor:
         """Returns the matmul, by the faster way; each size is tried on its first inputs."""
+        # Sizes between the same two powers of two have one trial.
         key = 0 if self.size_of is None else int(args[self.size_of].shape[0] - 1).bit_length()
         trial = self.trials.get(key)
         if trial is None:
@@ -162,6 +163,7 @@ def _relu(node: Node, call: TriedMatmul) -> Node:
     call.run = (lambda *args: run(*args).relu_()) if call.by == "oneDNN" else lambda *args: run(*args, after="relu")
     call.after = "relu"
     call.aten = lambda *args: torch.relu(plain(*args))
+    # The name is part of what a verdict is kept by.
     call.name = call.name.replace(" ", "+relu ", 1)
     return user
 

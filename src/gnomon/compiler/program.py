@@ -564,6 +564,7 @@ def write(
     # The caller's list would keep all arguments alive to the end; once it is empty the `del` lines below free each
     # after its last use.
     lines.append("    args.clear()")
+    # Before anything is deleted: they are read off the arguments' shapes.
     for symbol in sorted({s for p in compiled.groups for s in symbols_in(p)} | _declared_symbols(compiled)):
         lines.append(f"    {symbol} = {writer.symbols[symbol]}")
     last = _last_uses(compiled, units)

@@ -194,6 +194,8 @@ def packed_of(weight: Any, reduce_range: bool) -> tuple[PackedStored, Tensor, Te
         return None
     if packed.by != "kernel" or stored.kernel(form) is None:
         return None
+    # The product of shifted codes has the activations' zero in it, which is taken off by these sums; 0 beyond the last
+    # output.
     panels = np.zeros(-(-outputs // form.side) * form.side, np.int32)
     panels[:outputs] = plain.sum(1, dtype=torch.int32).numpy()
     return replace(packed, form=form), torch.from_numpy(panels), None if bias is None else bias.detach().contiguous()

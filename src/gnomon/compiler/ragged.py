@@ -160,6 +160,8 @@ class Ragged:
         for a, b, c in zip(whole, plain, poisoned, strict=True):
             relative = DRIFT * TOLERANCE.get(b.dtype, (0.0, 0.0))[0]
             near = torch.allclose(a.double(), b.double(), rtol=0.0, atol=relative * _top(a), equal_nan=True)
+            # Whole and ragged products add in another order, so their results may be a little apart. What stands at
+            # positions that do not count may change nothing at all.
             if not near or not torch.equal(b.nan_to_num(), c.nan_to_num()):
                 log.warning(
                     "ragged: results at positions that the mask has depend on those that it has not, so products stay "

@@ -307,6 +307,7 @@ def forward(
         y = torch.empty((steps, batch, hidden * spec.directions), dtype=dtype, device="cpu")
         for direction in range(spec.directions):
             n = layer * spec.directions + direction
+            # Without biases the last two are None.
             w_x, w_h, b_x, b_h = [*weights[n * each : (n + 1) * each], None, None][:4]
             assert w_x is not None and w_h is not None
             projected, into = _inputs(x, w_x, b_x), y[..., direction * hidden :]
@@ -314,6 +315,7 @@ def forward(
             # Of bfloat16 the outputs are rounded, so the kernel keeps the states that it goes on with in floats
             # elsewhere.
             state = torch.empty(2 * batch * hidden) if dtype != torch.float32 else None
+            # A GRU has one state: its c0 and cn are h0 and hn once more.
             call = _RecurrentCall(
                 gates=GATES[spec.name], hidden=hidden, steps=steps, batch=batch, reverse=direction,
                 threads=threads_for(GATES[spec.name], hidden, batch, this_machine().isa.lanes),

@@ -55,6 +55,7 @@ def quotient(a: Size, b: Size) -> Size | None:
     ratio = a / b
     if isinstance(ratio, float):
         return None
+    # Whole for every value only where nothing is left to divide by; n / 2 is not, even if n is likely even.
     top, bottom = ratio.as_numer_denom()
     return _plain(top) if bottom == 1 else None
 
@@ -65,6 +66,7 @@ def hint(size: Size, environment: Any) -> int:
         return size
     known = getattr(environment, "backed_var_to_val", None) or getattr(environment, "var_to_val", {})
     value = size.subs(known)
+    # A symbol without a value yet: some size, as it only chooses among tiles.
     return int(value) if value.is_Integer else 64
 
 

@@ -187,6 +187,7 @@ class PackedSlot:
         packed_array, handles = (_Packed * MOST_PACKED)(), []
         for one, (digest, *tensors) in zip(packed_array, packed, strict=False):
             handle_values = [None if t is None else _handle(t) for t in tensors]
+            # The digest comes as a signed number.
             one.digest, one.weight, one.bias = digest & (1 << 64) - 1, *handle_values
             handles += [handle for handle in handle_values if handle is not None]
         library[0](HOLD, self.address, ctypes.addressof(packed_array), len(packed))
@@ -416,6 +417,7 @@ class Run:
         """The steps' seconds with half and with all of the threads; None where one refused."""
         found = []
         for what in (HALVED, WHOLE):
+            # C++ keeps the least of all calls.
             seconds = (ctypes.c_double * len(self.needs))(*[math.inf] * len(self.needs))
             self.table.seconds = ctypes.addressof(seconds)
             refused = any(self.walked(args, what) is None for _ in range(TIMED))
@@ -1269,6 +1271,7 @@ def join_runs(units: Sequence[Any], kernel_of: KernelOf, body_of: BodyOf, saved:
 
     def end(after: int) -> None:
         nonlocal builder, runs
+        # A loop or a branch alone is worth it: its body is many steps, or a call of Python's for each.
         if len(builder.steps) >= FEWEST or any(isinstance(step, (Loop, Branch)) for step in builder.steps):
             later = [node for unit in units[after:] for node in _read_by(unit)]
             text = builder.finished(later, runs)

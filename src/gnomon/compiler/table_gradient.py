@@ -60,6 +60,7 @@ class TableGradient(TriedKernel):
         if function is None:
             return self.aten(grad, indices)
         grad, indices = grad.reshape(-1, width), indices.reshape(-1)
+        # A row is added as a run of memory. A gradient that was expanded has strides of 0.
         grad = grad if grad.stride(1) == 1 else grad.contiguous()
         out = torch.empty((self.rows, width), dtype=grad.dtype)
         call = _TableGradientCall(

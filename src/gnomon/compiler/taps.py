@@ -93,6 +93,8 @@ class TapsForm:
         tall, across = self.window
         whole = self.dilation[1] == 1 or across == 1  # a line of a window is one run
         products = images * out_high * out_wide * channels * outputs * tall * across
+        # What is added up without a jump is a run: a line of a window (taps x channels), or one tap's channels where
+        # taps are apart.
         return TapsCall(
             images=images, high=high, wide=wide, channels=channels, outputs=outputs, pad_h=self.padding[0],
             pad_w=self.padding[1], out_high=out_high, out_wide=out_wide, stride_h=self.stride[0],

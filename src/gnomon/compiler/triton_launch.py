@@ -103,6 +103,8 @@ class Launcher:
         tiles = 1 if kernel.nest.has_row else -(-points // wide)
         blocks, chunk = -(-rows // high), 1
         if kernel.columns:
+            # A program adds up so many blocks of rows before it leaves a partial result, so that there are at most
+            # MOST_PARTS of them.
             chunk = -(-blocks // max(1, MOST_PARTS // tiles))
         parts = -(-blocks // chunk)
         counts = [(i, parts * points) for i in kernel.columns] + [(i, parts * tiles) for i in kernel.totals]

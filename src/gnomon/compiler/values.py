@@ -36,6 +36,8 @@ class Value:
 
     def like(self, number: Number) -> Value:
         kind = self.kind
+        # As PyTorch promotes: of a plain number only the category counts, so it makes floats of integers and never
+        # doubles of floats.
         if isinstance(number, float) and kind in "BL":
             kind = "F"
         elif not isinstance(number, bool) and kind == "B":

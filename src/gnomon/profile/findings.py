@@ -127,6 +127,7 @@ def _tiny_kernels(trace: Trace, account: Account) -> Finding | None:
     """Many kernels that are shorter than their launch: the host cannot keep up."""
     if not account.kernels or account.tiny < 0.5 * account.kernels:
         return None
+    # Long gaps are the slow host's (`_late_host`).
     lost = account.parts["host"] - account.long_gaps_s
     if not trace.on_device:
         # On a CPU an op's own dispatch stands for a launch: what tiny ops cost is their time and the gaps between.

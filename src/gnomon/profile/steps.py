@@ -125,6 +125,7 @@ def _on_work(trace: Trace, edges: Sequence[tuple[str, float, float]]) -> tuple[S
         return (StepWindow(label=label, start_s=min(start, host[1]), end_s=max(end, host[2])),)
     return tuple(
         StepWindow(label=label, start_s=start, end_s=seen[i + 1][1])
+        # The last step has no next one that says when it ends, so it is left out.
         for i, (label, start, _) in enumerate(seen[:-1])
         if seen[i + 1][1] > start
     )

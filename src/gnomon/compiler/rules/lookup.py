@@ -26,6 +26,7 @@ def embedding(node: Lowering, weight: Any, indices: Any, *_: Any, **__: Any) -> 
     shape = sizes_of(node.out.shape)
     rank = len(shape) - 1
     chosen = node.made(indices)
+    # The result has the dims of the indices, then the row's own.
     known: list[Any] = [*(chosen.dims if chosen is not None else [None] * rank), None]
     dims = node.body.place(shape, [dim or None for dim in known])
     if len(dims[-1]) != 1:

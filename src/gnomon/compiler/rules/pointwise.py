@@ -101,6 +101,7 @@ def rsub(self: Value, other: Any, alpha: Any = 1) -> Value:
 
 
 def mul(self: Any, other: Any) -> Value:
+    # A product of truths is a truth.
     if isinstance(self, Value) and isinstance(other, Value) and self.kind == other.kind == "B":
         return self & other
     return self * other  # type: ignore[no-any-return]

@@ -64,6 +64,7 @@ class StencilKernel:
         points = sum(one.meta["val"].numel() for one in (s.node for s in self.of.stencil.stages))
         written = sum(arrays_of[node].nbytes for node in self.of.stencil.outputs)
         parallel = torch.get_num_threads() > 1 and points >= PARALLEL
+        # Results of more than half of the last cache would not be there when they are read.
         past = 2 * written > this_machine().l3_bytes
         host = (tasks[0], self.tile.size[0], tasks[1], self.tile.size[1], tasks[2], self.tile.size[2], parallel, past)
         numbers = [self._number(what, by_node) for what in self.numbers]
@@ -119,6 +120,7 @@ class StencilCall(TriedKernel):
                 arrays_of[node] = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype)
             if not part.run(arrays_of):
                 return self.aten(*args)
+            # What no later part reads is freed before the next one allocates.
             later = {n for p in self.parts[self.parts.index(part) + 1 :] for n in p.of.stencil.inputs}
             for node in list(arrays_of):
                 if node not in later and node not in self.made.outputs:
@@ -216,6 +218,8 @@ def _place(graph: fx.Graph, region: Region, found: Stencil, call: Any) -> None:
     for node in reversed(region.members):
         if not node.users:
             graph.erase_node(node)
+    # The call stands behind its last input. Whoever reads a result and stands before it is moved behind the results, in
+    # the order that they had.
     end, late = max(results, key=lambda node: node._sort_key), set(results)
     for node in list(graph.nodes):
         if node is new:

@@ -64,6 +64,7 @@ def texts(module: Any, inputs: Sequence[Any], name: str) -> list[StencilText]:
             found.append(one)
         return make_boxed_func(graph.forward)
 
+    # A module that was compiled before is traced once more.
     torch._dynamo.reset()
     with torch.no_grad():
         torch.compile(module, backend=aot_autograd(fw_compiler=compiled, inference_compiler=compiled))(*inputs)

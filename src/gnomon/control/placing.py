@@ -123,8 +123,7 @@ def _moves(placement: Placement, rows: Sequence[int], ep: int) -> Iterator[tuple
             of_rank[rank][expert] = some
     # Ties by number: every rank of a run computes the same moves by itself.
     order = sorted(range(ep), key=lambda rank: (load[rank], rank))
-    # A few ranks with least and a few experts with most: enough that some move pays, and few enough to price each one
-    # at every look.
+    # A few ranks with least and a few experts with most bound the moves that are priced, each by a whole step.
     busiest, relief = order[-1], [rank for rank in order[: max(1, ep // 2)] if rank != order[-1]]
     heavy = sorted(of_rank[busiest], key=lambda expert: (-of_rank[busiest][expert], expert))[: max(2, each // 2)]
     for rank in relief[:4]:

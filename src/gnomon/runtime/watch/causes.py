@@ -52,7 +52,7 @@ def _messages(spans: Spans, names: Sequence[str], cause: NDArray[np.int32], star
             send, offset = SENDERS[name]
             source = sends.get((send, stage[i] + offset, unit[i]))
             if source is not None and spans.start_s[source] >= start[i]:
-                # Never after its own end, as clocks and marks of two ranks may lie a little apart.
+                # At most its own end, so that no span has a length below 0.
                 start[i] = min(spans.start_s[source], spans.end_s[i])
                 cause[i] = cause[source]
 

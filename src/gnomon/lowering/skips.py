@@ -88,7 +88,7 @@ def _adding(override: Override | None, effect: RowEffect) -> Override:
 
 
 def _messages(rows: Rows, writers: Longs, used: Longs, name: str, send: str, recv: str) -> Rows:
-    """The rows with a send after each of `made` and a receive before each of `used`, of the same unit."""
+    """The rows with a send after each of `writers` and a receive before each of `used`, of the same unit."""
     source, target = int(rows.stage[writers[0]]), int(rows.stage[used[0]])
     # For each row that uses the skip, the row that makes it for the same microbatch: each makes and uses it once.
     by_unit = writers[np.argsort(rows.unit[writers])]

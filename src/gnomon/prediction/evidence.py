@@ -67,6 +67,7 @@ def evidence(pricing: Pricing, step_s: float) -> Evidence:
         for kind in ("F", *backward):
             for part, seconds in pricing.compute.parts(kind, pricing.alike[block]).items():
                 spent[_rank(pricing, stage)][part] += seconds
+    # Virtual stages of one rank are added up: the busiest is a rank.
     busiest = max(spent.values(), key=lambda parts: sum(parts.values()))
     whole = sum(busiest.values())
     nodes = sum(group.count for group in pricing.cluster.groups)
@@ -85,6 +86,7 @@ def evidence(pricing: Pricing, step_s: float) -> Evidence:
         routed=any(dim.name.split(".")[-1] == "experts" for block in pricing.graph.blocks for dim in block.dims),
         eight_bit=pricing.plan.precision.fp8 is not None,
         measured=all(is_measured(device) for device in devices),
+        # From a share of the device's seconds to one of all: waits for the host take `launch` of these.
         opaque=opaque_share(pricing) * (1 - launch),
     )
 

@@ -91,7 +91,7 @@ class Moments:
         return self.roots.get(name, name)
 
     def forward(self, saved_names: Collection[str]) -> Any:
-        """Most bytes during the forward, its inputs counted. kept: what stays for backward."""
+        """Most bytes during the forward, its inputs counted. saved_names: what stays for backward."""
         stay = {self.root(name) for name in (*saved_names, *self.block.inputs, *self.block.outputs)}
         # last: place of the op that touches a storage for the last time.
         last = {self.root(name): p.place for p in self.pieces for name in (*p.inputs, *p.outputs)}

@@ -33,6 +33,7 @@ class LayerScope:
         )
         self.causal_share = self._causal_share(sizes)
         self.ops = {op.path: op for op in self.block.ops}
+        # In reverse, so that of several ops the first one stays.
         self.readers = {name: op.path for op in reversed(self.block.ops) for name in (*op.inputs, *op.outputs)}
         self.makers = {name: op for op in self.block.ops for name in op.outputs}
         self.attending = [op.path for op in whole.ops if op.does == "attends"]

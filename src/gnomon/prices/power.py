@@ -35,5 +35,6 @@ def powered(device: Device) -> Device:
     if share == 1.0:
         return device
     rates = {field.name: getattr(device.dense_peak, field.name) for field in fields(device.dense_peak)}
+    # A format that the device lacks stays None.
     slower = {name: rate and rate * share for name, rate in rates.items()}
     return replace(device, dense_peak=replace(device.dense_peak, **slower))

@@ -351,6 +351,7 @@ def _several_slots(h: _History, buffer: int, out: _Collector) -> None:
         return
     ends: list[list[tuple[int, int]]] = [[] for _ in opened]
     for i in entries:
+        # -1 before the first is opened: the last version, which the step before left.
         version = sum(o <= i for o in opened) - 1
         # What holds a version's slot: reads of a carried buffer, which is never freed; the release of a step buffer.
         if (h.op[i] == READ) if carried else h.release[i]:

@@ -67,7 +67,7 @@ class Search(Generic[Plan]):
     """One search under way."""
 
     def __init__(self, space: SearchSpace, shortlist: Shortlist[Plan], on_progress: OnProgress | None = None) -> None:
-        """kept: the plans that are looked for. on_progress: is called after every candidate."""
+        """shortlist: the plans that are looked for. on_progress: is called after every candidate."""
         self.space, self.shortlist, self.counts, self.on_progress = space, shortlist, space.counts, on_progress
         self.ended: Ended = ""
         self.open_s = float("inf")
@@ -105,12 +105,14 @@ class Search(Generic[Plan]):
         if bound >= self.worst_of(candidate):  # which no later plan raises
             self.counts.too_slow += candidate.points
         else:
+            # Of equal bounds the serial number decides, so that candidates are never compared.
             heapq.heappush(self._heap, (bound, next(self._serial), candidate))
 
     def explore(self, keep_going: KeepGoing, *, dive: bool = False) -> None:
         """Expands candidates until none is open that is worth it, or `keep_going()` says that there is no time left:
         then they stay open. dive: always on from what is nearest to a plan."""
         while self._heap and keep_going():
+            # Of (bound, serial, candidate), [::2] takes the bound and the candidate.
             near = dive or self.space.dives(self)
             bound, candidate = self._nearest() if near else heapq.heappop(self._heap)[::2]
             if bound < self.worst_of(candidate):
@@ -134,6 +136,7 @@ class Search(Generic[Plan]):
         """The candidate nearest to a plan; of equal ones, the one with the least bound, and that was opened first."""
         at = min(range(len(self._heap)), key=lambda i: (self._heap[i][2].distance, *self._heap[i][:2]))
         bound, _, candidate = self._heap[at]
+        # The last entry takes the free place. That breaks the heap's order, so it is made anew.
         self._heap[at] = self._heap[-1]
         self._heap.pop()
         heapq.heapify(self._heap)

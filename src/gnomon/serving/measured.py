@@ -48,6 +48,7 @@ class MeasuredLoad:
     @staticmethod
     def of(rows: Iterable[RequestSeconds], *, concurrency: int | None) -> MeasuredLoad:
         """Collects the requests that were answered."""
+        # The arrival comes first, so tuples sort by it.
         rows_measured = ((r.arrival_s, r.first_s, r.end_s, r.input_len, r.output_len) for r in rows)
         return MeasuredLoad(rows=tuple(sorted(rows_measured)), concurrency=concurrency)
 
@@ -87,6 +88,7 @@ class MeasuredLoad:
         """A further token, of each answer of more than one."""
         outputs = self._column("output_len")
         spans = self._column("end_s") - self._column("first_s")
+        # An answer of one token has no further one and is left out; the maximum only avoids a division by 0.
         return (spans / np.maximum(outputs - 1, 1))[outputs > 1]
 
     @property

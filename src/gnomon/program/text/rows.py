@@ -122,6 +122,7 @@ class ReadRows:
         if self.class_stage is not None:
             return self.class_stage
         self.assumed = self.assumed or line
+        # Class i is stage i; refused in `program` unless there are as many classes as stages.
         return min(len(self.counts) - 1, last)
 
     def override(self, line: Line, match: re.Match[str]) -> Override | None:
@@ -158,6 +159,7 @@ class ReadRows:
     def effects(self, line: Line, acts: str, end: int) -> tuple[RowEffect, ...]:
         """`read G 0, write P 0`; `end` is the column after it."""
         effects = []
+        # acts lacks its leading `+`, so it is measured from the end.
         column = end - len(acts)
         for part in acts.split(",") if acts.strip() else ():
             match = REF.fullmatch(part)
@@ -167,6 +169,7 @@ class ReadRows:
             known_name(line, "buffer", match[2], tuple(self.buffers), column + match.start(2))
             last, per = self.header.num_stages - 1, self.buffers[match[2]].per
             stage = line.integer(match[3], f"stage (of {last + 1})", 0, last, column + match.start(3))
+            # A buffer per stage has no AT; every other one needs it.
             if (per == "stage") == (match[4] is not None):
                 form = "BUFFER STAGE" if per == "stage" else f"BUFFER STAGE {per.upper()}"
                 raise line.fail(
@@ -175,6 +178,7 @@ class ReadRows:
             at = line.integer(match[4], per, 0, LARGEST, column + match.start(4)) if match[4] else 0
             op = next(op for op in EFFECT_OPS if op == match[1])
             effects.append(RowEffect(op, BufferRef(match[2], stage, at)))
+            # With the comma.
             column += len(part) + 1
         return tuple(effects)
 
@@ -224,6 +228,7 @@ class ReadRows:
                 0,
             )
         group = self.columns[3]
+        # Above every number that is given, so that no two groups become one (`write._composites` counts the same way).
         base = max(group, default=-1) + 1
         if base + len(self.unnumbered) > LARGEST:
             raise FormatError(f"no group numbers are left above {base - 1}", source)

@@ -18,6 +18,7 @@ MAX_BYTES = 8_000_000
 HEADER = "gnomon.program/"
 WORD = r"[A-Za-z_][A-Za-z0-9_.\-]*"
 """Names of buffers, streams, communicators and pools."""
+# No digit last: digits after a kind are the unit, as in `2F0`.
 KIND = r"[A-Z](?:[A-Z0-9_]*[A-Z_])?"
 NAME = r'[^\s"@:#!{}()/]'
 """One character of a price's name that needs no quotes."""
@@ -36,6 +37,7 @@ def _row_pattern(name: str) -> re.Pattern[str]:
 
 ROW, MEMBER = _row_pattern(NAME), _row_pattern(NAME.replace("/", "/&"))
 """A row, and a row inside a composite, where `&` separates."""
+# `#` right before a digit is a group's number (`#5`) and no comment.
 COMMENT = re.compile(r"#(?=\s|$)")
 PART = re.compile(rf"\s*({'|'.join(EFFECT_OPS)})\s+({WORD})([<>]?)\s*")
 """One effect of a kind."""
@@ -117,6 +119,7 @@ class Line:
         """The integer that a word at a column says."""
         if not re.fullmatch(r"-?(0|[1-9][0-9]*)", word):
             raise self.fail(f"expected {what}, an integer without leading zeros, not {short(word)}", column)
+        # The length is looked at first, so that int() never reads a long word.
         if len(word) > 12 or not low <= int(word) <= high:
             raise self.fail(f"{what} {short(word)[1:-1]} is not in {low} to {high}", column)
         return int(word)

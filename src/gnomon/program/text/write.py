@@ -79,6 +79,7 @@ def _unit_lines(units: tuple[Unit, ...]) -> list[str]:
 
 def _buffer_lines(buffers: tuple[BufferClass, ...]) -> list[str]:
     shown = tuple(b for b in buffers if b not in STANDARD_BUFFERS)
+    # Reading adds the standard buffers that are not named. Where that is not the same list, all are written.
     only = with_buffers(*shown) != buffers
     lines = ["buffers only"] if only else []
     for b in buffers if only else shown:
@@ -89,6 +90,7 @@ def _buffer_lines(buffers: tuple[BufferClass, ...]) -> list[str]:
 
 def _kind_lines(kinds: tuple[Kind, ...]) -> list[str]:
     shown = tuple(k for k in kinds if k not in STANDARD_KINDS)
+    # As for buffers.
     only = with_kinds(*shown) != kinds
     lines = ["kinds only"] if only else []
     for k in kinds if only else shown:
@@ -103,6 +105,7 @@ def _comm_lines(program: Program) -> list[str]:
     defaults = default_comms(program.kinds)
     shown = tuple(c for c in program.comms if c not in defaults)
     names = {c.name for c in shown}
+    # Reading puts the defaults after what is declared. Where that is another order, all are declared.
     if (*shown, *(c for c in defaults if c.name not in names)) != program.comms:
         shown = program.comms
     return [
@@ -128,6 +131,8 @@ def _composites(program: Program) -> dict[int, tuple[int, str]]:
             composites[row] = end - row
         row = end
     groups = set(sizes) - {int(program.group[first]) for first in composites}
+    # Reading numbers composites without a suffix from here on, in order. Where that gives the numbers that they have,
+    # no suffix is written.
     base = max(groups, default=-1) + 1
     numbers = [int(program.group[first]) for first in composites]
     plain = numbers == list(range(base, base + len(composites)))
@@ -154,6 +159,7 @@ def _tokens(program: Program, rows: range, composites: dict[int, tuple[int, str]
 
 def _token(program: Program, row: int, member: bool = False) -> str:
     group = int(program.group[row])
+    # The group and the name of a member are those of its composite.
     mark = f"#{group}" if group >= 0 and not member else ""
     o = program.overrides.get(row)
     if o is None:
@@ -165,6 +171,7 @@ def _token(program: Program, row: int, member: bool = False) -> str:
 
 
 def _quoted(name: str) -> str:
+    # A `#` before a blank would begin a comment, which is cut off before quotes are read.
     return name if re.fullmatch(NAME + "+", name) else json.dumps(name).replace("#", "\\u0023")
 
 
@@ -179,6 +186,7 @@ def _acts(program: Program, override: Override) -> str:
 def _wrapped(tokens: Iterator[str]) -> Iterator[str]:
     line = ""
     for token in tokens:
+        # 3: two blanks before the line, and one before the token.
         if line and len(line) + len(token) + 3 > _WIDTH:
             yield "  " + line
             line = ""

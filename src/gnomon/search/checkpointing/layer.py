@@ -104,6 +104,7 @@ def _undominated(ways: tuple[Way, ...]) -> tuple[Way, ...]:
 def _ways(layer: _LayerProgramme, resolution: float, away_budget: int = 0) -> Iterator[Way]:
     """Yields the fastest way for budgets of fewer and fewer bytes. away_budget: bytes that may wait on the host."""
     yield layer.everything()
+    # At least one byte, so that every budget is below the one before.
     step, size = max(1, int(resolution * layer.most)), layer.most
     while size > 0:
         # From what the last way kept, which may be far less than its budget.
@@ -166,6 +167,7 @@ class _LayerProgramme:
         """The tensors of `sizes` to keep, of `budget` bytes at most, and those to send to the host, of `away_budget` at
         most, for which recomputation takes least; None where no choice fits. Seconds and bytes enter as shares of the
         whole, so that coefficients are near 1."""
+        # Never 0, since coefficients are divided by them.
         total, most = max(sum(self.seconds.values()), 1e-30), max(self.most, 1)
         programme = Programme()
         keep = {name: programme.variable(TIE * size / most) for name, size in self.sizes.items()}
@@ -183,6 +185,7 @@ class _LayerProgramme:
                 factors = {again[op.path]: 1.0, keep[name]: -1.0}
                 if away:
                     factors[away[name]] = -1.0
+                # What no op of the layer makes cannot be recomputed.
                 if name in self.maker:
                     factors[again[self.maker[name].path]] = -1.0
                 programme.at_most(factors, 0)

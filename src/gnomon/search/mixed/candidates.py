@@ -210,6 +210,7 @@ class OfNode:
         # With clipping, what is ahead of the next rank: one forward of each first stage, and the way back through it (a
         # split backward may leave its weight gradients for later).
         step = first[0] + (0.0 if node.split else first[1]) if devices.clip else 0.0 * choices
+        # Both have an entry for each choice: 0.0 * choices is a row of zeros.
         ahead, used = node.ahead + step, node.used + choices
         most = devices.of_ranks(node, node.ahead + pipe.count * (forward + back))
         # A node's bound is the larger of what its ranks take by themselves and what the rest takes behind them.

@@ -53,6 +53,7 @@ def unit(config: Config, rule: Rule) -> int:
     if rule != "hidden":
         return 1
     group = _group(config)
+    # The least common multiple of the two.
     return group * HEADS // gcd(group, HEADS)
 
 
@@ -77,6 +78,7 @@ def grown(config: Config, rule: Rule, size: int) -> Grown:
 
 
 def _wider(config: Config, heads: int) -> dict[str, Any]:
+    # A head keeps its width, hidden_size / num_heads.
     hidden, rest = divmod(config.hidden_size * heads, config.num_heads)
     if rest:
         raise PlanError(f"{config.name} has hidden size {config.hidden_size}, which {heads} heads would not divide")
@@ -159,6 +161,7 @@ def _bracket(fits: Callable[[int], bool], start: int, least: int) -> tuple[int, 
         low = start
         while low * 2 <= MOST and fits(low * 2):
             low *= 2
+        # Beyond MOST nothing is tried: low + 1 leaves no size in between.
         return low, low * 2 if low * 2 <= MOST else low + 1
     high = start
     while high > least:

@@ -237,6 +237,7 @@ class _Descent:
 
         layers = [len(part) for part in stage_layers(plan, result.graph)]
         cuts = [
+            # With one byte a bucket, every layer has a bucket of its own: the finest cut.
             cut_of(replace(plan, overlap=replace(plan.overlap, bucket_bytes=size, buckets=(), fused=())), result.graph)
             for size in (1, plan.overlap.bucket_bytes or USUAL)
         ]
@@ -265,6 +266,7 @@ class _Descent:
                     continue
                 predicted = self._predicted(choice, plan, True, within=False)
                 if predicted is not None and self._fits(predicted):
+                    # len(able) decides between equal steps, so that points and plans are never compared.
                     able.append((predicted.step_s, len(able), point, plan))
             if able:
                 _, _, point, plan = min(able)
@@ -301,15 +303,18 @@ class _Descent:
             changed = choice.make(plan, result.graph, value)
             if not runs_plan(result.stack, changed):
                 return None
+            # A slow plan is timed again only where more seconds are allowed than it takes.
             if self.slow.get(changed, 0.0) >= than_s:
                 return None
             if changed not in self.known:
+                # The first plan is tried even when no time is left.
                 if (within and self.tried >= self.effort.tries) or (self.tried and not self.keep_going()):
                     self.cut = True
                     return None
                 self.tried += 1
                 if self.on_progress is not None:
                     self.on_progress(self.tried, self.effort.tries)
+                # Stays where the plan raises an error, so that it is not tried again.
                 self.known[changed] = None
                 timed = TimedPlan.of(result.graph, result.cluster, changed, result.workload, result.stack)
                 if timed.step_s >= than_s:

@@ -36,6 +36,7 @@ class Recut:
     def bounds(self, counts: Sequence[int]) -> Iterator[tuple[int, int]]:
         """First and one past the last position in the graph of each stage's layers."""
         ends = np.cumsum((0, *counts)).tolist()
+        # One place more, for a stage that ends after the last counted layer.
         places = [*self.counted, self.counted[-1] + 1]
         for stage, (a, b) in enumerate(zip(ends, ends[1:], strict=False)):
             last = stage == len(counts) - 1
@@ -66,6 +67,7 @@ class Recut:
                 for preset, calls, first in _runs(base, mine, layers):
                     rules.setdefault((preset, calls, first), []).append(stage)
             done += count
+        # A rule with a preset undoes those before it. So what keeps less, for the first layers of a stage, comes last.
         saved_rules = tuple(
             SavedRule(calls=calls, stages=tuple(stages) if self.num_stages > 1 else (), first_per_stage=n, preset=p)
             for (p, calls, n), stages in sorted(rules.items(), key=lambda item: LESS_KEPT.index(item[0][0]))

@@ -154,6 +154,7 @@ class Trials:
         no_recompute: tuple[PriceKind, Preset] = self.kinds[position], "none"
         if all(at[1:] != no_recompute for at in self._prices):
             self._price("none")
+        # Of the places where the layer is priced, the first.
         price = next(price for at, price in self._prices.items() if at[1:] == no_recompute)
         phases = (price.forward, price.input_grad, price.weight_grad)
         return sum(phase.compute_s + sum(phase.comm_s.values()) for phase in phases)
@@ -249,6 +250,7 @@ class Trials:
             groups: dict[int, tuple[LayerPrice, list[Layer]]] = {}
             for i, key in zip(range(a, b), self._keys(stage, a, b, presets), strict=True):
                 price = self._prices[key]
+                # Prices are told apart by identity: layers of the same key share one object.
                 groups.setdefault(id(price), (price, []))[1].append(self.layers[i])
             layers = tuple((price, tuple(members)) for price, members in groups.values())
             self._stages[at] = replace(self.prediction.pricing.stages[stage], layers=layers)
@@ -266,6 +268,7 @@ class Trials:
             return period(structure, *contended(structure, pricing())).seconds
         seconds = []
         for key in structure.program.keys:
+            # A price that depends on other stages too is remembered for the contents of all.
             several = key.kind in _OF_SEVERAL or key.name == TIED
             at = (contents if several else contents[blocks[key.stage][0]]), key
             if at not in self._seconds:

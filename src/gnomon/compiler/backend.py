@@ -107,6 +107,7 @@ def gnomon(
             compile_graph, learns=False, tune_s=tune_s, frozen=frozen, mask=mask, preview=preview
         ),
         partition_fn=partition,
+        # Writes to inputs stay operations of the graph, where `program` keeps their order.
         keep_inference_input_mutations=True,
     )
     return through(module, inputs)  # type: ignore[no-any-return]
@@ -291,6 +292,8 @@ class CompiledGraph:
         self.again = 1 + zlib.crc32(sources.encode()) % SOON
         """The call that compares once more: any, and the same one in each run of a program."""
         self.function = write(self.program, self._on_trial)
+        # `_on_trial` fills `trials` while the function is written, so only now is it known whether anything is to be
+        # tried.
         if not (self.trials or self.products or self.columns or self.tried):
             self.function = self._settled()
             self.final = True
@@ -339,6 +342,7 @@ class CompiledGraph:
             began = time.perf_counter()
             out = self.function(args)
             self.tried_s += time.perf_counter() - began
+            # Operations with trials of their own had them in the same call.
             if all(trial.kept is not None for trial in self.trials.values()):
                 self.function = self._settled()
                 self.final = True

@@ -383,6 +383,7 @@ def _link(node: Node) -> Link | None:
 
 def _norm(x: Node) -> tuple[tuple[Node, ...], Node | None, Node]:
     """(nodes, the layer norm, what it norms) where a product alone reads a layer norm of its rows."""
+    # From the product up; `reversed` below gives the order of the graph.
     nodes, here = [], x
     while here.op == "call_function" and here.target in SAME and len(here.users) == 1:
         nodes.append(here)

@@ -100,6 +100,7 @@ def fuse(graph: fx.Graph) -> list[Columns]:
             part.replace_all_uses_with(new)
             calls.append(call)
     if calls:
+        # Lookups and the arithmetic before them have no reader any more.
         graph.eliminate_dead_code()
     return calls
 

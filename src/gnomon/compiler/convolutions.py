@@ -158,6 +158,7 @@ class Convolution(TriedKernel):
         # The digest reads `nbytes` bytes from the address on, which is the tensor only where it is dense.
         if not all(one.is_contiguous() for one in tensors):
             tensors = [one.contiguous() for one in tensors]
+        # By address, as one graph may serve several modules, whose weights take turns.
         places = tuple(one.data_ptr() for one in tensors)
         known = self.packed.get(places)
         pieces = _pieces(tensors) if known is None else known.pieces

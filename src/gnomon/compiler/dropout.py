@@ -56,6 +56,8 @@ def _drawn(graph: fx.Graph, x: Node, p: float) -> Node:
     order = _order(x.meta["val"])
     if order == list(range(len(order))) or not _in_order_of_memory():
         return call(graph, aten.bernoulli.p, x, p)
+    # Drawn over dims in the order of memory and turned back, so that numbers fall on the same elements as in eager
+    # mode.
     drawn = call(graph, aten.bernoulli.p, call(graph, aten.permute.default, x, order), p)
     return call(graph, aten.permute.default, drawn, [order.index(dim) for dim in range(len(order))])
 

@@ -307,6 +307,7 @@ def moved_bytes(planned: PlannedGroup, environment: Any) -> dict[str, int]:
 
 def _edges(nest: Nest, tile: Tiling, machine: Machine) -> list[str]:
     """Says where values live that more than one pass uses; all others are in registers."""
+    # Scratch has room for doubles, whatever lies there (`nest`).
     row = tile.tile * len(nest.scratch) * 8
     level = "L1" if row <= machine.l1_bytes else "L2" if row <= machine.l2_bytes else "L3"
     out = []

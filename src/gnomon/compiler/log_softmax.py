@@ -32,6 +32,7 @@ def split(graph: fx.Graph) -> int:
         dtype = x.meta["val"].dtype
         with graph.inserting_before(node):
             wide = _wide(graph, x)
+            # The largest is taken out first, so that no exponential overflows.
             shifted = call(graph, aten.sub.Tensor, wide, call(graph, aten.amax.default, wide, [-1], True))
             total = call(graph, aten.sum.dim_IntList, call(graph, aten.exp.default, shifted), [-1], True)
             difference = _narrow(

@@ -40,6 +40,7 @@ def compile_bodies(module: fx.GraphModule, compiler: Compiler) -> list[CompiledB
             name = str(argument.target) if isinstance(argument, fx.Node) and argument.op == "get_attr" else ""
             body = getattr(module, name, None)
             if isinstance(body, fx.GraphModule):
+                # Under the same name, so that the operation of higher order calls it as it called the graph.
                 setattr(module, name, CompiledBody(compiler(body, [])))
                 modules.append(getattr(module, name))
     return modules

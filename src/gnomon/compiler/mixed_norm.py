@@ -27,6 +27,7 @@ def say_statistics(graph: fx.Graph) -> None:
         if weight_dtype is None or weight_dtype == x.meta["val"].dtype:
             continue
         out, *statistics = node.meta["val"]
+        # Asked of ATen itself, on a norm of four numbers, as it is ATen's kernel that decides.
         statistics_dtype = _kept_in(x.meta["val"].dtype, weight_dtype)
         node.meta["val"] = (out, *(one.to(statistics_dtype) for one in statistics))
         for user in node.users:

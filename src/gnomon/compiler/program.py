@@ -323,6 +323,7 @@ def _topological(units: dict[int, Any], needs: dict[int, set[int]]) -> list[Any]
     heapq.heapify(ready)
     out = []
     while ready:
+        # The smallest number of those ready, by which the order stays the graph's.
         number = heapq.heappop(ready)
         out.append(units[number])
         for user in users.get(number, ()):

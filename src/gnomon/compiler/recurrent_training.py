@@ -339,6 +339,7 @@ def onednn_forward(spec: Layers, *args: Tensor) -> tuple[Any, ...]:
             memory.append(used)
         x = torch.cat(outputs, -1) if len(outputs) > 1 else outputs[0]
         between.append(x)
+    # Of the gates alone nothing is kept: oneDNN has them in its own memory.
     saved = nothing_kept(spec, args[0], h)[: spec.layers * spec.directions]
     results = (x.transpose(0, 1) if spec.batch_first else x, torch.stack(last_h), torch.stack(last_c))
     return (*results, [*saved, *between[:-1], *memory])
@@ -371,6 +372,7 @@ def onednn_backward(
                 direction > 0,
                 ONEDNN_LSTM, hidden, spec.layers, spec.biases, True, spec.directions == 2, [], False, memory[n],
             )  # fmt: skip
+            # Both biases have the same gradient, and results of an operation may not share memory.
             d_weights[3] = d_weights[3].clone() if d_weights[3].data_ptr() == d_weights[2].data_ptr() else d_weights[3]
             found[n * each : (n + 1) * each] = [one.to(x.dtype).contiguous() for one in d_weights[:each]]
             first[0][n], first[1][n] = d_h.view_as(h[n]), d_c.view_as(c[n])

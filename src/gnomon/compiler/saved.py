@@ -159,6 +159,7 @@ def save(
             path.chmod(0o755 if path.is_dir() else 0o644)  # whatever the umask: `load` refuses what others may write
         # A folder of that name is there whole or not at all.
         work.rename(target)
+    # Interrupts too, so that no half folder is left.
     except BaseException:
         shutil.rmtree(work, ignore_errors=True)
         raise
@@ -170,8 +171,10 @@ def load(path: str | Path) -> LoadedModel:
     folder = Path(path)
     record = _record(folder)
     for name in record["files"]:
+        # The record comes from outside: no name may lead out of the folder.
         if not MEMBER.fullmatch(name):
             raise InputError(f"{folder / RECORD} names {name!r}, which is no file of a saved model")
+    # Before digests are compared: what others may write to could be changed right after that.
     _check_writers(folder, [RECORD, *record["files"]])
     for name, digest in record["files"].items():
         try:

@@ -102,6 +102,7 @@ def _is_recurrence() -> bool:
         from torch._dynamo.symbolic_convert import InstructionTranslator
 
         nodes = InstructionTranslator.current_tx().output.graph.nodes
+        # The last one: earlier scans of the same graph have probes too.
         probe = next(node for node in reversed(nodes) if node.target is torch.ops.gnomon.probe)
         lhs, right, results = probe.args
         known = dict(zip((*lhs, *right), [Counter({(name,): 1}) for name in ("la", "lb", "ra", "rb")], strict=True))

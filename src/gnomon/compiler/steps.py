@@ -495,6 +495,7 @@ class Builder:
         if unit.op != "call_function":
             raise UnfitStepError("no function")
         if isinstance(unit.target, torch._ops.HigherOrderOperator):
+            # What a loop keeps from step to step has a place in the arena, like its results.
             step = _higher(unit, self.body_of)
             return [step], [[*step.memory, *_results(step)]]
         if unit.target is operator.getitem:
@@ -738,6 +739,7 @@ class Body:
                 raise UnfitStepError("a body with a step that only Python calls")
         if not all(is_static(fake(one)) for one in (*self.inputs, *self.results)):
             raise UnfitStepError("a body of sizes that change, or of numbers")
+        # A result that is an input handed on is memory of the run; no step of the body makes it.
         bases = [base for one in self.results if (base := builder.base(one)) in builder.made]
         self.text = _Text(builder, bases, self.inputs)
         self.table = self.text.table()
@@ -1077,6 +1079,8 @@ class _Text:
         step_results, within = self.made.made, []
         self.buffer.update(self.inputs)
         for node in step_results:
+            # A run's results outlive its arena, so each has memory of its own. A body's are copied out of it, so they
+            # may lie in the arena.
             if node in self.made.by_aten or (self.body is None and node in self.results):
                 self.buffer[node] = 1 + len(self.buffer)
             else:
@@ -1224,6 +1228,7 @@ class _Text:
                 buffer=buffer, offset=offset, dtype=DTYPES[like.dtype], dims=like.dim(), sizes=shape, strides=steps
             )
         self.kept += [tensors, library[2]]
+        # What kernels write is allocated before the first step; ATen's results come with their step.
         results_made = [int(node not in self.made.by_aten) for node in self.results if self.body is None]
         lists, wide = ((), ()) if self.schedule is None else self.schedule.lists, [0] * len(self.made.steps)
         for n in () if self.schedule is None else self.schedule.wide:

@@ -68,6 +68,7 @@ def of_rows(x: Tensor, w: Tensor, relu: bool) -> ThinCall | None:
     (m, k), n = x.shape, w.shape[0]
     if not 0 < m <= MOST or n * k < FEWEST or (k > 1 and x.stride(1) != 1) or 1 not in w.stride():
         return None
+    # One of the two strides is 1: a row of a weight, or, where it lies turned, a column.
     w_n, w_k = (1, w.stride(1)) if w.stride(1) != 1 and k > 1 else (w.stride(0), 1)
     if w_k != 1 and w.stride(0) != 1 and n > 1:
         return None
@@ -86,6 +87,7 @@ def of_positions(
         x, w = x.unsqueeze(2), w.unsqueeze(2)
         steps, pads, apart = (1, *steps), (0, *pads), (1, *apart)
     (images, channels, high, wide), (n, of, tall, across) = x.shape, w.shape
+    # From the first to the last tap of a window, both counted.
     reach = [(size - 1) * by + 1 for size, by in zip((tall, across), apart, strict=True)]
     out_h, out_w = (
         (size + 2 * pad - far) // step + 1

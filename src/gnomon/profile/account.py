@@ -195,6 +195,7 @@ def _kind(trace: Trace, event: int) -> tuple[str, str]:
     if category == COPY:
         # A copy within the device's memory holds it like a kernel does.
         return ("copy and cast", "compute") if "DtoD" in name else ("copy to or from the host", "copy")
+    # A fill of memory holds the device like an elementwise kernel.
     if category == SET:
         return "elementwise", "compute"
     if trace.on_device:

@@ -67,6 +67,7 @@ def findings(
             if share >= SHARE:
                 found[exposed.name] = replace(exposed, seconds=remaining, share=share)
     for seen in _memory(snapshots):
+        # A snapshot has no seconds: what a trace shows of the same cause goes before it.
         found.setdefault(seen.name, seen)
     return tuple(sorted(found.values(), key=lambda finding: (-finding.seconds, finding.name)))
 

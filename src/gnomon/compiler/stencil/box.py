@@ -57,12 +57,14 @@ def box_of(stage: Stage) -> Box | None:
             weights.add(by.weight)
         elif ins.op not in ("load", "bf16"):
             return None
+    # Each number of one weight, exactly once.
     if len(weights) != 1 or not taps or sorted(taps) != list(range(len(taps))):
         return None
     first = taps[0]
     if len({(tap.field, tap.outside, tap.channel) for tap in taps.values()}) != 1 or len(first.shift) < 2:
         return None
     across = 1
+    # As long as numbers of the weight are read with the first row of the window.
     while across in taps and taps[across].shift[-2] == first.shift[-2]:
         across += 1
     down = len(taps) // across

@@ -24,6 +24,7 @@ MEANS: dict[str, Callable[..., Tensor]] = {
     "xor": operator.xor,
     "not": operator.invert,
     "select": torch.where,
+    # Rounded twice here, once by a device with fused products.
     "fused": lambda a, b, c: a * b + c,
     "nearest": torch.round,
     **{

@@ -152,6 +152,7 @@ def sizes(of: Pipeline, device: DeviceDescription) -> list[Place]:
     """Tiles of a part: whole rows of points, then halves, and halves of what lies between, by which rings fit."""
     whole = of.sizes(of.stencil.stages[-1].sizes)
     batches = prod(of.stencil.stages[-1].sizes[: of.first])
+    # Two bands a worker, unless they would have fewer than A_TASK rows.
     rows = max(min(whole[0], A_TASK), -(-whole[0] * batches // (2 * device.workers)))
     rows = min(rows, whole[0])
     lanes = device.vectors.lanes

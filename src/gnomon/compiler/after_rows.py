@@ -34,6 +34,8 @@ def after_rows(text: Text) -> None:
     nest = text.nest
     for i in roles(nest, "column"):
         ins = nest.body.code[i]
+        # Into the first task's columns, task after task, so that the order of the sum is the same with any number of
+        # threads.
         text.say(1, "for (int64_t c = 1; c < chunks; c++)")
         text.say(2, "for (int64_t j = 0; j < row_points; j++)")
         text.say(3, f"c{i}[j] = {combine_scalar(ins.op, f'c{i}[j]', f'c{i}[c * row_points + j]')};")

@@ -137,6 +137,7 @@ class Attention(TriedKernel):
             for dim, step in zip("bhs", one.stride(), strict=False):
                 setattr(call, f"{name}_{dim}", step)
         for one in mask:
+            # [batch, heads, S, T] by strides of 0 where the mask is smaller: it is never written out.
             wide = one.expand(*q.shape[:3], k.shape[2])
             call.mask, call.mask_kind = wide.data_ptr(), MASKS[wide.dtype]
             call.mask_b, call.mask_h, call.mask_s, call.mask_t = wide.stride()

@@ -416,6 +416,7 @@ class Columns:
         for place in self.layouts:
             one = args[place]
             empty = [0] * (3 - one.dim())
+            # Three sizes, then three strides, of each tensor.
             layouts += [*one.shape, *empty, *one.stride(), *empty]
         pointers = (ctypes.c_void_p * len(args))(*[one.data_ptr() for one in args])
         sizes = (ctypes.c_int64 * len(layouts))(*layouts)

@@ -77,6 +77,7 @@ def _tensors(node: Node) -> tuple[Node, Node, Node] | None:
     if node.op != "call_function" or node.target not in PRODUCTS or len(node.args) > 3:
         return None
     named = dict(zip(("self", "mat2", "offs"), node.args, strict=False)) | dict(node.kwargs)
+    # Without ends there are no groups of rows: that is a batched product.
     if named.get("bias") is not None or named.get("out_dtype") is not None or named.get("offs") is None:
         return None
     tensors = named["self"], named["mat2"], named["offs"]

@@ -85,4 +85,5 @@ def lanes_of(outputs: int, bits: int) -> Lanes:
     Counted are the outputs rounded up to whole panels times the instructions of a register, so a narrow set may win
     where most of a wide panel would lie beyond the last output.
     """
+    # `min` keeps the first of equals, and sets come from the widest on.
     return min(sets_for(bits), key=lambda one: -(-outputs // one.side) * one.side * one.instructions[bits])

@@ -146,6 +146,7 @@ def fuse(graph: fx.Graph, frozen: bool) -> list[LiveMatmul]:
             or (isinstance(rows, int) and rows > MOST)
         ):
             continue
+        # A linear layer has its weight as (n, k), a product as (k, n): the outputs are dim 0 or dim 1.
         outputs_beside = w.stride(0 if node.target.name.startswith("linear") else 1) == 1
         if not (frozen or outputs_beside) or not _often_zero(node.args[-2]):
             continue

@@ -92,6 +92,7 @@ def this_machine() -> Machine:
 
 def _asked_set(instruction_set: str | None, flags: frozenset[str]) -> InstructionSet:
     """The widest that the processor has, or the one that is asked for. InputError for one that is not there."""
+    # Never empty: the generic set, the last, needs no flag.
     there = [one for one in SETS if one.needs <= flags]
     if not instruction_set:
         return there[0]

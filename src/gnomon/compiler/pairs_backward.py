@@ -88,6 +88,7 @@ class PairsBackward(TriedKernel):
         grad, i, j, right, lhs = args
         rows = right.shape[1]
         zeros = grad.new_zeros((grad.shape[0], rows, rows))
+        # Accumulated, as one pair may stand in the list several times.
         whole = aten.index_put.default(zeros, [None, i, j], grad, True)
         return torch.bmm(whole, right) + torch.bmm(lhs, whole).mT
 

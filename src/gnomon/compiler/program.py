@@ -490,6 +490,7 @@ class Table:
         points = nest.sizes[nest.inner[-1]] if nest.inner else 1
         body = ", ".join(text(size) for size in (rows, points, *planned.kernel.sizes))
         scope: dict[str, Any] = dict(_SIZE_FUNCTIONS)
+        # As Python's own code, so that no call needs sympy.
         exec(f"def sizes({', '.join(self.names)}):\n    return ({body},)", scope)
         self.sizes = scope["sizes"]
         self.known: dict[tuple[int, ...], Any] = {}

@@ -189,6 +189,7 @@ def packed_of(weight: Any, reduce_range: bool) -> tuple[PackedStored, Tensor, Te
     shifted = (plain.to(torch.int16) + 128).to(torch.uint8).numpy()
     packed = stored.repack(whole.of_codes(shifted, wide), whole, (outputs, inputs))
     assert isinstance(packed, PackedStored)
+    # With seven bits of activations two products with codes of eight fit the 16 bits in which AVX2 adds them up.
     form = replace(packed.form, range=127 if reduce_range else 255)
     if not reduce_range and form.lanes.name != "avx512":  # FBGEMM adds pairs of products up in 16 bits there
         return None

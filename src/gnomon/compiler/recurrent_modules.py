@@ -51,6 +51,7 @@ def allow(backend: Any) -> None:
             assert isinstance(operation, OpOverload)
             for key, unrolled in list(operation.py_kernels.items()):
                 operation.py_kernels[key] = _short(unrolled, tracing, name)
+            # Kernels that were looked up before would be called as they were.
             operation._dispatch_cache.clear()
         wrap_module.for_gnomon = True  # type: ignore[attr-defined]
         VariableBuilder.wrap_module = wrap_module  # type: ignore[method-assign]

@@ -71,6 +71,8 @@ def kept_shapes(spec: Layers, x: Tensor, h: Tensor) -> list[Tensor]:
     gates + 1, hidden); then the outputs of all layers but the last; then oneDNN's memory, of which nothing is known."""
     steps, batch = (x.shape[1], x.shape[0]) if spec.batch_first else (x.shape[0], x.shape[1])
     directions, hidden = spec.layers * spec.directions, h.shape[2]
+    # The one more is an LSTM's new cell, or what the state gives to a GRU's new gate before the reset gate multiplies
+    # it.
     gates = [x.new_empty((steps, batch, GATES[spec.name] + 1, hidden), dtype=torch.float32) for _ in range(directions)]
     between = [x.new_empty((steps, batch, hidden * spec.directions)) for _ in range(spec.layers - 1)]
     return [*gates, *between, *[x.new_empty((1,), dtype=torch.uint8) for _ in range(directions)]]

@@ -247,6 +247,7 @@ library.define("scan_grad(Tensor g, Tensor[] rates, Tensor[] drives, Tensor? wei
 def _scan_fake(rates: Sequence[Tensor], drives: Sequence[Tensor], weight: Tensor | None, exp: bool) -> Tensor:
     """The result without values, in the layout that the kernel writes, for which the rest of a graph is compiled: with
     a weight the steps are innermost in memory, since the kernel writes one row after the other."""
+    # Of rates and drives alone: a weight is taken to have no dims beyond theirs, and goes with the sum.
     shape = torch.broadcast_shapes(*[one.shape for one in (*rates, *drives)])
     if weight is None:
         return rates[0].new_empty(shape)

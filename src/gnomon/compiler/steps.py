@@ -87,6 +87,7 @@ class _Tensor(ctypes.Structure):
     _fields_ = [(name, ctypes.c_int64) for name in ("buffer", "offset", "dtype", "dims", "sizes", "strides")]
 
 
+# Every field of the C++ struct has 64 bits, addresses among them.
 class _Table(ctypes.Structure):
     _fields_ = [
         (name, ctypes.c_int64)
@@ -931,6 +932,7 @@ def _loop(
     bound += [Bound(input=one, source=of) for one, of in zip(carries, carried, strict=True)]
     for source, of in zip(first, carried, strict=True):
         before.append(Move(of=None, source=source, target=of, layouts=_layouts(source.meta["val"], of.like)))
+    # Copies before the body of every step (`each`), behind it (`after_each`), and behind the last step (`after`).
     each: list[Move] = []
     for source, one in zip(rows, row_inputs, strict=True):
         # A scanned input is [count, ...]: step i reads row i where it lies, i * stride(0) further, if rows lie as the
@@ -1179,6 +1181,7 @@ class _Text:
             # all strides here.
             words += [*source, move.steps[0], *self.place(move.target), move.steps[1], item, len(dims)]
             words += [number for which in range(3) for number in (dim[which] for dim in dims)]
+        # The number of words is there so that C++ can go on to the next section.
         return [len(moves), len(words), *words]
 
     def _bounds(self, body: Body, bounds: Sequence[Bound]) -> list[int]:

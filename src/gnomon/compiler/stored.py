@@ -108,6 +108,7 @@ class StoredForm:
         padded = self.padded(columns)
         groups = padded // self.group if self.group else 1
         each = self.lanes.pair_bytes // 2 if self.activations == "bf16" else BITS[self.activations] // 8
+        # A float32 scale and an int32 sum of codes for each row and group.
         return rows * padded * each + 64 + 8 * rows * groups + 12  # the last of how all of x is rounded
 
 

@@ -230,6 +230,7 @@ def repack(arrays: Arrays, storage: Sparse, shape: Shape, kind: Kind, rows: int 
         assert isinstance(storage, NM)
         values = np.asarray(arrays["values"])
         codes, starts, places = _n_of_m(values, storage.places_of(arrays, shape), form, shape[1]), None, None
+        # The kernel has 128 added to x's codes of eight bits: by these sums it is taken off the result again.
         sums = values.astype(np.int32).sum(1, dtype=np.int32) if storage.value == "int8" else None
         nonzeros = values.size
     else:

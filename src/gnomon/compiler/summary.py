@@ -23,6 +23,7 @@ def summary(compiled: Any) -> str:
     in_kernels = [planned for planned in compiled.program.groups if compiled.by_kernel(planned)]
     back = [planned for planned in compiled.program.groups if not compiled.by_kernel(planned)]
     own = sum(bool(one.trial.kept) for one in compiled.columns) + sum(one.own_kept for one in compiled.products)
+    # A convolution may be kept as oneDNN's, which is counted below.
     own += sum(one.own_kept if one in compiled.convolutions else one.kept for one in compiled.tried)
     own += sum(any(trial.kept for trial in one.trials.values()) for one in compiled.recurrent)
     text = _counted(len(in_kernels), "group") + (f" and {_counted(own, 'operation')}" if own else "") + " as kernels"

@@ -155,6 +155,7 @@ class TablePairs(TriedKernel):
         if not self.readable(values) or not node.meta["val"].is_contiguous():
             return None
         vectors = self.described(values)
+        # The struct has only the address of it.
         self.kept_alive.append(vectors)
         call = self.filled(values, vectors)
         inputs = tuple(self.fields(node.args))

@@ -60,6 +60,7 @@ class TriedKernel:
         key = () if self.fixed else tuple(int(size).bit_length() for one in args for size in one.shape)
         trial = self.trials.get(key)
         if trial is None:
+            # `setdefault`, so that threads that come at once have one trial.
             trial = self.trials.setdefault(key, self.trial())
         if trial.kept is None:
             out = trial(*args)

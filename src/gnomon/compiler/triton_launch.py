@@ -138,6 +138,7 @@ class SizeTable:
         rows, points = (product(nest.sizes[a] for a in axes) for axes in (nest.outer, nest.inner))
         body = ", ".join(text(size) for size in (rows, points, *kernel.sizes))
         inside = dict(scope)
+        # As Python's own code, so that no call needs sympy.
         exec(f"def sizes({', '.join(names)}):\n    return ({body},)", inside)
         self.sizes, self.names = inside["sizes"], tuple(names)
 

@@ -161,6 +161,7 @@ def _of_weights(out: int) -> Tensor:
     rows = []
     for p in points:
         by = 1.0
+        # Lagrange's denominator: the product of (p - other) over all other points.
         for other in points:
             by *= p - other if other != p else 1.0
         rows.append([1 / by, p / by, p * p / by])

@@ -103,6 +103,8 @@ class Stencil:
         """The longest chain of stages that read their neighbours."""
         far: dict[Any, int] = {}
         for one in self.stages:
+            # Stages are in order, so what one reads has its number already; a read at the stage's own place adds no
+            # step.
             far[one.node] = max(
                 (far.get(read.field, 0) + any(read.shift) for read in one.reads()),
                 default=0,

@@ -47,6 +47,7 @@ class Curve(PhaseForecasts):
         speeds = self.machines.speed
         count = devices_of(allocation)
         if self.proportional:
+            # The mean of a device: `rate` multiplies by their number.
             speed = sum(speeds[node] * used for node, used in allocation) / count
         else:
             speed = min(speeds[node] for node, _ in allocation)
@@ -70,10 +71,12 @@ class Curve(PhaseForecasts):
 
     def rate(self, job: Job, count: int, nodes: int, per_node: int, speed: float) -> float:
         """Work a second on `count` devices of that speed on so many nodes."""
+        # Nothing else of a job matters to the curve, so that all jobs of a size share an entry.
         key = (job.devices, count, nodes, per_node, speed)
         rate = self._memo.get(key)
         if rate is None:
             rate = speed / (self.serial + (1 - self.serial) * job.devices / count)
+            # -(-a // b) is a / b rounded up: the fewest nodes that have so many devices.
             if nodes > -(-count // per_node):
                 rate *= 1 - self.spread
             self._memo[key] = rate

@@ -139,6 +139,8 @@ def machines(
         Pool(
             name="inference" if serves else "training",
             device=device.name,
+            # Where devices are shared, each device of a training machine is a node of its own, whose "devices" are
+            # slices or parts; machines that serve inference stay whole.
             nodes=count * (per_node if (mig or parts) and not serves else 1),
             per_node=per_node if serves else SLICES if mig else PARTS if parts else per_node,
             hosted=per_node if parts and not serves else 0,

@@ -123,7 +123,7 @@ def module_values(text: str, source: str) -> Values:
 
 
 def function_values(name: str, module: Module, arguments_given: Values | None = None, depth: int = 0) -> object:
-    """What a function returns, as far as its own lines say. given: its arguments, by name."""
+    """What a function returns, as far as its own lines say. arguments_given: its arguments, by name."""
     there = module.function(name)
     if there is None or depth > MAX_DEPTH:
         return None

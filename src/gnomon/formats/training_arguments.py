@@ -102,7 +102,7 @@ WRAPS = ("offload", "auto_wrap")
 
 
 def sharded(f: Fields, training: Training, *, machines: int = 1) -> Training:
-    """`asked` with what `fsdp` and `fsdp_config` say."""
+    """`training` with what `fsdp` and `fsdp_config` say."""
     words = f.raw("fsdp")
     listed = words.split() if isinstance(words, str) else words if isinstance(words, list) else ()
     named = {str(word).lower() for word in listed}

@@ -19,9 +19,9 @@ from gnomon.ops.op import Op
 
 
 def bits_needed(graph: Graph, bits_of_matmuls: Mapping[str, int], tables: Mapping[str, int]) -> dict[str, int]:
-    """`layer.tensor` -> bits, of activations that a block makes and that are known to need few. products: full name of
-    a linear's matrix -> bits that its kernel rounds activations to. tables: the same of a table of embeddings -> bits
-    of its numbers."""
+    """`layer.tensor` -> bits, of activations that a block makes and that are known to need few. bits_of_matmuls: full
+    name of a linear's matrix -> bits that its kernel rounds activations to. tables: the same of a table of embeddings
+    -> bits of its numbers."""
     out = {}
     for layer in graph.layers():
         block = graph.block(layer.call.block)

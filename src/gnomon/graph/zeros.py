@@ -53,9 +53,9 @@ class _Bits:
 
 
 def columns_read(graph: Graph, masks_given: Mapping[str, Mask], vectors: Mapping[str, Values]) -> dict[str, Mask]:
-    """kept: full name of a parameter -> where it is not zero, (outputs, inputs), read one at a time; of those that are
-    not named everything counts. vectors: numbers of biases and norms; of a table of embeddings 0 for columns that are
-    zero, NaN for others; nothing is known of those that are not named. A subset of `kept` for each."""
+    """masks_given: full name of a parameter -> where it is not zero, (outputs, inputs), read one at a time; of those
+    that are not named everything counts. vectors: numbers of biases and norms; of a table of embeddings 0 for columns
+    that are zero, NaN for others; nothing is known of those that are not named. A subset of `masks_given` for each."""
     out = {name: _Bits.of(masks_given[name]) for name in masks_given}
     # Masks only shrink, and there are finitely many numbers: it ends.
     while True:

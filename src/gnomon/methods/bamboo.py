@@ -78,7 +78,7 @@ def redundant(program: Program) -> Program:
 
 def with_copy(rows: Sequence[Row], stage: int, count: int, *, holds: bool, sends: bool) -> list[Row]:
     """The rows of the rank that has `stage` of `count` with those of a copy. holds: whether it has a copy of the next
-    stage; held: whether the rank before it has one of its own."""
+    stage; sends: whether the rank before it has a copy of this rank's stage."""
     copy, before = (stage + 1) % count, (stage - 1) % count
     units = [row.unit for row in rows if row.kind == "F" and row.stage == stage]
     out: list[Row] = []

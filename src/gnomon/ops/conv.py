@@ -77,6 +77,7 @@ def _convolution(op: Op, setting: Division, plain: Strategy) -> tuple[Strategy, 
     if height is None:
         return (plain,)
     kernel = _kernel_height(op, setting)
+    # A kernel of one row reads no row of a neighbour.
     if kernel == 1:
         return (plain,)
     image = setting.block.tensor(op.inputs[0])

@@ -33,6 +33,8 @@ ZERO_TO_ZERO = ("gelu", "gelu_tanh", "gelu_new", "quick_gelu", "relu", "relu2", 
 
 
 def _saves_activation(op: Op, block: Tensors, needs_grad: Collection[str]) -> tuple[str, ...]:
+    # relu' = (y > 0), tanh' = 1 - y², sigmoid' = y (1 - y): what the next op reads anyway is kept, and the input can
+    # go.
     keeps_output = op.attr("fn", "") in OF_OUTPUT
     return (*(op.outputs[:1] if keeps_output else op.inputs[:1]), *op.outputs[1:])
 
@@ -48,6 +50,7 @@ def _saves_vector(op: Op, block: Tensors, needs_grad: Collection[str]) -> tuple[
 
 
 def _saves_modulated(op: Op, block: Tensors, needs_grad: Collection[str]) -> tuple[str, ...]:
+    # y = x (1 + s) + b: dx = dy (1 + s) reads s, ds sums dy x and reads x, and db reads neither.
     x, by = op.inputs[0], op.inputs[2]
     return tuple(name for name, other in ((x, by), (by, x)) if other in needs_grad)
 
@@ -72,6 +75,8 @@ def _glu_steps(op: Op, low: Steps, kernels: Kernels) -> None:
     if kernels.glu == "fused":
         low.ops.append(op)
         return
+    # Fused, backward keeps the gate and up. In two steps it keeps three tensors: the activated gate, for up's gradient,
+    # too.
     gate, up = op.inputs
     fn = attrs(fn=op.attr("fn", "silu"))
     act = low.step(op, "activated", "activation", (gate,), low.block.tensor(gate), attrs=fn)

@@ -20,6 +20,7 @@ def first_dims(op: Op, block: Tensors) -> Problem:
     if lhs.dims != out.dims:
         return f"{op.kind} reads {lhs} but writes {out}; their dims must agree"
     for name in op.inputs[1:]:
+        # Whole dims are compared: one of the same name and another size is no dim of the first input either.
         extra = [d.name for d in block.tensor(name).atoms if d not in lhs.atoms]
         if extra:
             return f"{block.tensor(name)} has dims {extra} that {lhs} has not"
@@ -70,6 +71,7 @@ def contracted_dims(op: Op, block: Tensors, without: Collection[str] = ()) -> Pr
 
 def saves_operands(op: Op, block: Tensors, needs_grad: Collection[str]) -> tuple[str, ...]:
     """Saves each operand of a matmul where the other one wants a gradient."""
+    # y = a b: da = dy bᵀ reads b, and db = aᵀ dy reads a.
     saved_lhs = op.inputs[:1] if op.inputs[1] in needs_grad else ()
     return (*saved_lhs, *(op.inputs[1:2] if op.inputs[0] in needs_grad else ()))
 
@@ -99,6 +101,7 @@ def bytes_of(names: Collection[str], block: Tensors, setting: Setting) -> Number
 def flops_of_matmul(op: Op, block: Tensors, setting: Setting) -> Number:
     """FLOPs of one matmul of a contraction: two for each element of its result and of the dims it sums over."""
     out = block.tensor(op.outputs[0])
+    # By name, as both operands have each contracted dim and it counts once.
     inner = {a.name: a for t in op.inputs[:2] for a in block.tensor(t).atoms}
     return 2 * numel(out.dims, setting.sizes) * numel((inner[name] for name in op.contracts), setting.sizes)
 
@@ -126,6 +129,7 @@ def moved_back(
     return Work(
         matmul_flops=flops[0],
         extra_matmul_flops=flops[1],
+        # A backward may have a step for the weight's gradient too: the arithmetic of an element counts in one of them.
         vector_flops=vectors(op, block, setting, per_element) if grad.phase == "input_grad" else 0,
         read_bytes=bytes_of(grad.grads_in, block, setting) + bytes_of(grad.reads, block, setting),
         write_bytes=bytes_of(grad.grads_out, block, setting),

@@ -31,6 +31,7 @@ from gnomon.tensors.names import HEAD_DIMS
 def _reshape_dims(op: Op, block: Tensors) -> Problem:
     """The same factors, in another order or otherwise joined; of a captured view any, as it was captured."""
     x, out = block.tensor(op.inputs[0]), block.tensor(op.outputs[0])
+    # By name: two dims of the same size do not stand for each other, and a size may be known only with the workload.
     if op.captured is not None or sorted(a.name for a in x.atoms) == sorted(a.name for a in out.atoms):
         return None
     return cannot_write(op, block)
@@ -40,8 +41,10 @@ def _split_dims(op: Op, block: Tensors) -> Problem:
     """Parts that lack one dim, as many as that is long; or parts of one dim, one after the other."""
     x, parts = block.tensor(op.inputs[0]).dims, [block.tensor(name).dims for name in op.outputs]
     if all(len(part) == len(x) - 1 for part in parts):
+        # Places of x that, left out, give the dims of every part. Such a dim is as long as there are parts.
         ways = [at for at in range(len(x)) if all(part == x[:at] + x[at + 1 :] for part in parts)]
         return None if any(extent(x[at : at + 1]) in (None, len(parts)) for at in ways) else cannot_write(op, block)
+    # A part that equals x, or differs from it in several dims, gives None here.
     places = {changed_dim(x, part) for part in parts}
     if len(places) != 1 or None in places:
         return cannot_write(op, block)
@@ -65,6 +68,8 @@ def _concat_dims(op: Op, block: Tensors) -> Problem:
     """Parts that differ from the result in one dim, which is as long as theirs together; a part may lack dims of the
     result, over which it is spread (along the joined dim: it is one element long)."""
     parts, out = [block.tensor(name).dims for name in op.inputs], block.tensor(op.outputs[0]).dims
+    # Only a part with all dims says along which one is joined; without such a part the set is empty, which is refused
+    # too.
     places = {changed_dim(part, out) for part in parts if len(part) == len(out)}
     if len(places) != 1 or None in places:
         return cannot_write(op, block)
@@ -75,6 +80,7 @@ def _concat_dims(op: Op, block: Tensors) -> Problem:
         own = [dim for dim in part if dim.name not in rest]
         if len(own) > 1:
             return cannot_write(op, block)
+        # A part without the joined dim adds one element to it.
         lengths.append(own[0] if own else Dim(name="one", size=1))
     return None if _add_up(out[at], lengths) else cannot_write(op, block)
 

@@ -55,6 +55,7 @@ def texts(body: object, served: ServedModel) -> Texts:
 def inputs_of(fields: Mapping[str, Any], served: ServedModel) -> tuple[tuple[int, ...], ...]:
     """Tokens of each text of `input`. InputError for none, or one that the model does not take."""
     input_field = fields.get("input")
+    # A list of numbers is one text, given as its tokens; a list of lists is several.
     if isinstance(input_field, str) or (
         isinstance(input_field, list) and input_field and all(_is_id(one) for one in input_field)
     ):
@@ -81,6 +82,7 @@ def check_text(ids: Sequence[int], served: ServedModel, field: str) -> None:
 
 
 def _is_id(value: object) -> bool:
+    # JSON's true is a bool here, and a bool is an int in Python.
     return isinstance(value, int) and not isinstance(value, bool) and value >= 0
 
 
@@ -101,6 +103,7 @@ def answer(request: Texts, vectors: Sequence[NDArray[np.float32]]) -> dict[str, 
                 raise InputError(f"dimensions is at most {len(vector)}, which the model has", "$.dimensions")
             vector = vector[: request.dimensions]
             vector = vector / max(float(np.linalg.norm(vector)), 1e-12)
+        # Little-endian on any machine, as OpenAI's clients read the base64 as plain float32.
         encoded: Any = vector.astype("<f4")
         encoded = base64.b64encode(encoded.tobytes()).decode() if request.base64 else encoded.tolist()
         data.append({"object": "embedding", "index": index, "embedding": encoded})

@@ -160,6 +160,7 @@ class Matrices:
         """Made once by that name. parts: rows one below the other."""
         if name not in self.by_name:
             matrix = self._packed_of(parts(), head)
+            # Heads stay in memory: streams hold matrices of layers alone.
             self.by_name[name] = matrix if head or self.streams is None else self.streams.keep(name, matrix)
         return self.by_name[name]
 
@@ -167,6 +168,7 @@ class Matrices:
         forms, rounded = self.forms, self.forms.head if head else self.forms.layers
         codes = [part for part in parts if isinstance(part, Codes)]
         storage: Storage
+        # Parts become one matrix with one storage: they must all be packed, and in the same way.
         if forms.keeps and len(codes) == len(parts) and len({part.storage for part in codes}) == 1:
             storage, arrays = codes[0].storage, [dict(part.arrays) for part in codes]
         elif rounded is None:
@@ -189,6 +191,7 @@ class Matrices:
         forms = self.forms
         assert forms.numbers is not None
         whole = torch.cat([(part.widened() if isinstance(part, Codes) else part).to(forms.dtype) for part in parts])
+        # NumPy has no bfloat16: the bits travel as integers of the same width.
         bits = whole.view(torch.int16 if forms.dtype == torch.bfloat16 else torch.int32).numpy()
         shape = whole.shape[0], whole.shape[1]
         sparse_as = self.weights.sparse_as if sparse else None

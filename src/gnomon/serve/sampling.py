@@ -96,6 +96,7 @@ def biases(biases_by_id: Mapping[str, float], vocabulary: int) -> tuple[tuple[in
     """Reads OpenAI's `logit_bias`. InputError for a token that there is not."""
     pairs = []
     for name, value in biases_by_id.items():
+        # `isdecimal` alone takes digits of other scripts, and `int` of a string from outside is to be short.
         if not (name.isascii() and name.isdecimal() and len(name) < 10 and int(name) < vocabulary):
             raise InputError(f"logit_bias names token {name[:40]!r}, and tokens are 0 to {vocabulary - 1}")
         pairs.append((int(name), float(value)))

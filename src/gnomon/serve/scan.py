@@ -20,8 +20,8 @@ class LayerScan:
     """The scan of one layer, with its states."""
 
     def __init__(self, weights: Mapping[str, Tensor], chunk: int, steps: tuple[float, float], slots: int) -> None:
-        """Takes held, the parameters by their last name, steps, between which dt stays, and slots, of running requests
-        and of snapshots."""
+        """Takes weights, the parameters by their last name, steps, between which dt stays, and slots, of running
+        requests and of snapshots."""
         dtype = torch.promote_types(weights["D"].dtype, torch.float32)
         p = {name: tensor.to(dtype) for name, tensor in weights.items()}
         self.groups, self.width = p["weight_x"].shape[:2]

@@ -3,8 +3,8 @@
 `Streams(resident_bytes, layers, …)` is told of the layers as they are packed (`layer`, `keep`): as many as
 `resident_bytes` hold stay in memory, evenly spread, so that the disk reads while those compute; of the others a file is
 written, and their tensors lie in one of two rooms, into which a thread reads them in turn. An iteration says `take(n)`
-before a layer and `done(n)` after it. A model whose layers are larger than memory runs so, at the speed of the disk: an
-iteration of many tokens costs as much reading as one of few. Leaves out tables, heads, norms and biases, which stay.
+before a layer and `release(n)` after it. A model whose layers are larger than memory runs so, at the speed of the disk:
+an iteration of many tokens costs as much reading as one of few. Leaves out tables, heads, norms and biases, which stay.
 Source: Aminabadi et al. 2022 (DeepSpeed-Inference, ZeRO-Inference: layers streamed through a buffer, fetched ahead).
 """
 

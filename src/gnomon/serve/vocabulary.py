@@ -42,6 +42,7 @@ class Vocabulary:
         found = tokenizer or (base if (base / "tokenizer.json").is_file() else None)
         encoder = Encoder.open(found)
         ends = {encoder.end} if encoder.end is not None else set[int]()
+        # Without a tokenizer tokens are bytes, and the ids in the model's files are of another vocabulary.
         if encoder.tokenizer is not None:
             for name in ("generation_config.json", "config.json"):
                 ends |= _ends(base / name)
@@ -78,6 +79,7 @@ class Vocabulary:
         """Ids of what a chat template wrote, which has its special tokens."""
         if self.encoder.tokenizer is None:
             return list(text.encode())
+        # With the tokenizer's own special tokens there would be two at the beginning: the template has written its own.
         return self.encoder.ids(text, specials=False)
 
     def decode(self, ids: Sequence[int], *, specials: bool = False) -> str:
@@ -111,4 +113,5 @@ def _ends(file: Path) -> set[int]:
         value = json.loads(file.read_text(encoding="utf-8")).get("eos_token_id")
     except (OSError, ValueError, AttributeError):
         return set()
+    # The field is one id, a list of them, or null.
     return {one for one in (value if isinstance(value, list) else [value]) if isinstance(one, int)}

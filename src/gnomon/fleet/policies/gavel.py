@@ -49,8 +49,8 @@ def makespan(jobs: Sequence[Active], speeds: Floats, devices: Floats, state: Sta
 def shares(speeds: Floats, demand: Floats, devices: Floats, coefficients: Floats | None) -> Floats:
     """X by job and pool: the most of the least of coefficient x throughput, or, without coefficients, of the sum.
 
-    speeds: work a second of a job on what it asks for, by job and pool; 0 where it cannot run. asked: devices of a job.
-    devices: of a pool.
+    speeds: work a second of a job on what it asks for, by job and pool; 0 where it cannot run. demand: devices of a
+    job. devices: of a pool.
     """
     jobs, pools = speeds.shape
     # Variable job x pools + pool is X of the job on the pool; the one behind them is the least that is maximised.

@@ -253,7 +253,7 @@ class _Round:
         return tuple(keep)
 
     def _extend(self, job: str, added: int) -> None:
-        """Up to `more` devices: on its own nodes first, then on the emptiest ones of the same speed."""
+        """Up to `added` devices: on its own nodes first, then on the emptiest ones that are no slower."""
         speed = self.state.machines.speed
         devices_of_node = dict(self.allocations[job])
         # Workers of a job wait for the slowest in each step: a node slower than those it has would hold up all of them.

@@ -92,7 +92,7 @@ def state_of(text: str, tensor: str, shape: Shape) -> WeightState:
 
 
 def check_same(layout: Layout, names: Collection[str], where: str) -> None:
-    """InputError where a folder has other weights in four bits than the model `wanted`; nothing where it has none."""
+    """InputError where a folder has other weights in four bits than the model (`names`); nothing where it has none."""
     if layout.four_bits and (differing := sorted(set(layout.four_bits).symmetric_difference(names))):
         if not names:
             raise InputError(f"{where} has {differing[0]} in four bits; name the model with +qlora16 to train adapters")

@@ -253,7 +253,7 @@ def _minimax_m2(k: Keys, name: str, options: ReadOptions, notes: Notes) -> Graph
 
 
 def _same_width(k: Keys, **extra: Any) -> Mixture:
-    """Experts as Mixtral's files say them, whose width is intermediate_size. more: further fields."""
+    """Experts as Mixtral's files say them, whose width is intermediate_size. extra: further fields."""
     return Mixture(
         num_experts=k.integer("num_local_experts"),
         experts_per_token=k.integer("num_experts_per_tok"),

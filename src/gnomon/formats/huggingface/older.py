@@ -59,8 +59,8 @@ def _older_sizes(
     heads_key: str = "num_attention_heads",
     tied: bool = True,
 ) -> DecoderConfigSizes:
-    """Reads sizes of files that give no width of a head. kv_heads: 0 for as many as heads. said: the key that gave the
-    heads. tied: where the file does not say."""
+    """Reads sizes of files that give no width of a head. kv_heads: 0 for as many as heads. heads_key: the key that
+    gave the heads. tied: where the file does not say."""
     if hidden % heads:
         k.fail(heads_key, f"hidden_size={hidden} is not a multiple of {heads} heads")
     return DecoderConfigSizes(

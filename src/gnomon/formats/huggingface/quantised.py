@@ -147,8 +147,8 @@ def layers_of(method: Method, dtypes: Mapping[str, str]) -> dict[str, dict[str, 
 
 
 def shape_of(method: Method, shapes: Mapping[str, tuple[int, ...]], shape_stored: Sequence[int] = ()) -> Shape:
-    """(outputs, inputs) of a layer, by the shapes of its tensors. said: what `weight_shape` holds, where there are
-    words of compressed-tensors, or the file says of a layer of torchao's, whose tiles may be filled up."""
+    """(outputs, inputs) of a layer, by the shapes of its tensors. shape_stored: what `weight_shape` holds, where there
+    are words of compressed-tensors, or the file says of a layer of torchao's, whose tiles may be filled up."""
     if "weight_packed" in shapes:
         if len(shape_stored) != 2:
             raise InputError("a layer has weight_packed and no weight_shape beside it; fetch the folder again")

@@ -97,6 +97,7 @@ def teachers_names(teaching: Teaching, graph: Graph, teacher: Graph) -> Mapping[
     for mine, other in pairs:
         has = {tensor.name: _shape(tensor) for tensor in teacher.block(other.call.block).parameters}
         for tensor in graph.block(mine.call.block).parameters:
+            # None, for a parameter that the teacher has not, differs from every shape.
             if has.get(tensor.name) != _shape(tensor):
                 if teaching.layers:
                     raise PlanError(
@@ -127,4 +128,5 @@ def _vocabulary(graph: Graph) -> int:
 
 def _spread(own: int, theirs: int) -> str:
     """An example of `layers`: as many of the teacher's as the model has, evenly spread, its last among them."""
+    # own = 3 and theirs = 12 give 3, 7, 11.
     return ",".join(str((i + 1) * theirs // own - 1) for i in range(min(own, theirs)))

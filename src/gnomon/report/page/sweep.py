@@ -65,7 +65,7 @@ class PlotAxis:
 
 
 def sweep_page(cases: Sequence[Case], title: str, answer: str = "", *, front: bool = False) -> str:
-    """HTML with a plot and a table of all cases; those without a plan say why. said: the answer in words. front: the
+    """HTML with a plot and a table of all cases; those without a plan say why. answer: the answer in words. front: the
     cases are plans of one job with less and less memory."""
     columns = heads(cases)
     names = ("no.", *(name or ("memory allowed" if front else "case") for name in columns))

@@ -92,6 +92,7 @@ def _applies(program: Program, row: Row, place: str, begin: Collection[int], end
     """Whether a collective stands at this place of a row."""
     if row.kind != place[-1]:
         return False
+    # A region's forward begins where its backward ends.
     opens = place in ("before F", "after B")
     if row.stage not in (begin if opens else end):
         return False

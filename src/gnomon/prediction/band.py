@@ -120,6 +120,7 @@ def band_numbers() -> BandNumbers:
 def log_widths(evidence: Evidence, numbers: BandNumbers) -> tuple[float, float]:
     """Logs of how far a band reaches down and up, before `below` and `above`."""
     base = {
+        # Evaluated even where there are no own runs: max() only avoids a division by 0.
         "own": numbers.own + numbers.own_few / sqrt(max(evidence.own_runs, 1)),
         "stack": numbers.stack,
         "stack elsewhere": numbers.stack_elsewhere,
@@ -148,7 +149,9 @@ def band_of(evidence: Evidence) -> Ratios:
     """Returns the bounds between which measured over predicted step time lies."""
     own = band_numbers()
     down, up = log_widths(evidence, own)
+    # From a share of forwards and backwards to one of the whole step.
     opaque = evidence.opaque * (1 - evidence.waiting)
+    # Widths are fitted as logs, and a width is itself a log of measured over predicted: exp is taken twice.
     low = exp(-own.below * exp(down)) * (1 - opaque * (1 - 1 / OPAQUE))
     return Ratios(low=low, high=exp(min(own.above * exp(up), WIDEST)) * (1 + opaque * (OPAQUE - 1)))
 

@@ -86,6 +86,7 @@ def _of_whole_node(node: Node) -> int | None:
     except CatalogueError:
         return node.host_memory_bytes
     same = whole.device.name == node.device.name
+    # 0 stands for unknown here, and goes back to None.
     return max(whole.host_memory_bytes or 0, node.host_memory_bytes or 0) or None if same else node.host_memory_bytes
 
 
@@ -102,6 +103,7 @@ def _layers_bytes(stage: StagePrice) -> list[int]:
 def _whole_bytes(stage: StagePrice) -> int:
     """All parameters of a stage, as they are loaded."""
     layers = zip(_layers_bytes(stage), stage.layers, strict=True)
+    # Prices are of one tensor-parallel rank: times tp, what is whole on each rank (norms) is counted tp times.
     return sum(size * len(labels) for size, (_, labels) in layers) * stage.mesh.tp
 
 

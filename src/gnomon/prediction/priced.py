@@ -67,6 +67,7 @@ class PricedStages:
     @cached_property
     def rates(self) -> tuple[Rates, ...]:
         """The rate that each stage's device keeps for minutes, as training runs show it."""
+        # Once for each device, since most stages have the same.
         reached = {device: rates(self.stack, device, self.numbers) for device in {s.device for s in self.stages}}
         return tuple(reached[stage.device] for stage in self.stages)
 
@@ -103,6 +104,7 @@ class PricedStages:
         price = self.stages[stage]
         if index >= 0:
             first, last = self.span(block)
+            # Layers of the same price are counted, as the other return does.
             return price, list(Counter(price.order[first:last]).items())
         return price, [(layer, len(labels)) for layer, labels in price.layers]
 

@@ -63,6 +63,7 @@ def _sent(pricing: Pricing, kind: str, block: int) -> Iterator[tuple[str, float]
     stage, layers = pricing.layers(block)
     if kind in ("SEND_F", "SEND_B"):
         here = pricing.blocks[block][0]
+        # Forwards send to the next stage, backwards to the one before; messages are known by both stages in order.
         other = here + (1 if kind == "SEND_F" else -1)
         yield PIPELINE, float(pricing.messages.bytes_of((min(here, other), max(here, other))))
     if stage.share is not None and kind in SHARED:

@@ -98,6 +98,7 @@ def device_turns(plan: Plan, count: int) -> tuple[tuple[Plan, Turns], ...]:
             num_microbatches=count * len(own),
             rounds=plan.schedule.rounds * len(own),
         )
+        # The exchange comes after the last turn (NOTE).
         overlap = replace(plan.overlap, grad_reduce=False)
         processes = Mesh(dp_replicate=len(devices))
         listed.append(

@@ -86,6 +86,7 @@ class Diverse(Shortlist[FoundPlan]):
             return
         self._fastest[sort] = candidate
         every = sorted(self._fastest.items(), key=lambda item: item[1].step_s)
+        # Sorts are gone through by step, so counts[ranks] is the place of a sort among those of its mesh.
         limit, counts = UP_TO * every[0][1].step_s, Counter[Ranks]()
         self.best = []
         for (ranks, *_), other in every:
@@ -103,6 +104,7 @@ class Diverse(Shortlist[FoundPlan]):
     def worst_of(self, ranks: Ranks, sort: Sort | None = None) -> float:
         """The same for a plan with such ranks, of such a sort."""
         mesh = self._meshes.get(ranks, [])
+        # The last sort of this mesh that may be listed.
         of_mesh = mesh[self.same - 1] if len(mesh) >= self.same else float("inf")
         own = self._fastest.get(sort) if sort is not None else None
         return min(self.worst(), of_mesh, own.step_s if own is not None else float("inf"))

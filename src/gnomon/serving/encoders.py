@@ -135,6 +135,7 @@ def policies(load: Load, workers: int, longest: int, seconds: Seconds) -> Iterat
     cuts: set[tuple[int, ...]] = {(longest,)}
     for most in range(2, MOST_RUNTIMES + 1):
         lengths = tuple(one for one in best_lengths(counts, seconds, most, STEP) if one < longest)
+        # The longest runtime must take every text, so it is always the last one.
         lengths = (*lengths[-(most - 1) :], longest)
         if lengths in cuts:
             continue

@@ -61,6 +61,7 @@ class Paths:
             table = self.seen[layer][length]
             known, which = np.unique(self._codes(path, length), return_inverse=True)
             counts = np.zeros((len(known), self.experts + 1), np.int64)
+            # add.at counts pairs that occur several times; `counts[…] += 1` would count each once.
             np.add.at(counts, (np.repeat(which, chosen.shape[1]), chosen.ravel()), 1)
             counts[:, -1] = np.bincount(which, minlength=len(known))
             for code, row in zip(known.tolist(), counts, strict=True):
@@ -77,7 +78,9 @@ class Paths:
             known = [code in table for code in codes.tolist()]
             for code, tokens in zip(codes[known].tolist(), many[known].tolist(), strict=True):
                 row = table[code]
+                # Rows of each expert a token after this path, times the tokens that have it now.
                 made += tokens / row[-1] * row[:-1]
+            # Tokens with a known path are done; the others are looked up by shorter ones.
             left &= ~np.isin(self._codes(path, length), codes[known])
         return made
 
@@ -85,6 +88,7 @@ class Paths:
 def holders_of(copies: Copies, experts: int) -> list[list[int]]:
     """Ranks that have each expert: where it lives first, then those with a copy."""
     each = experts // len(copies)
+    # Experts live on ranks in order, `each` on every rank.
     held = [[expert // each] for expert in range(experts)]
     for rank, own in enumerate(copies):
         for expert in own:
@@ -106,6 +110,7 @@ def rank_costs(rows: Sequence[int], copies: Copies, costs: Costs) -> list[float]
     load = [costs.fetch * len(own) for own in copies]
     for ranks, made in zip(holders_of(copies, len(rows)), shares(rows, copies, costs), strict=True):
         for rank, some in zip(ranks, made, strict=True):
+            # An expert without rows is not read at all.
             load[rank] += max(some, costs.touch) if some else 0.0
     return load
 
@@ -211,6 +216,7 @@ def replay(record: PathRecord, ep: int, room: int, costs: Costs, *, learnt: int 
                 found.layers += 1
                 if layer:
                     _hits(paths, layer, path, chosen[:, 0], found)
+            # Only now, so that no iteration is foreseen from itself.
             paths.note(layer, path, chosen)
         if number >= learnt:
             found.in_order += before

@@ -63,6 +63,7 @@ def by_tensor(
     faster = [candidate for candidate in result.near if candidate.step_s < before]
     candidates: dict[Plan, FoundPlan] = {}
     for candidate in (*result.best[:PLANS], *faster[:PLANS]):
+        # Plans that differ only in what they recompute are given the same recomputation here: one of them is enough.
         candidates.setdefault(replace(candidate.plan, saved=Saved()), candidate)
     best, tried, predicted = result.best[0], 0, 0
     for candidate in candidates.values():

@@ -64,12 +64,14 @@ class Programme:
         constraints = []
         for rows, exact in ((self.rows, False), (self.equal, True)):
             if rows:
+                # (row, variable, factor) of each entry: the matrix is sparse, as most variables are in few rows.
                 entries = [(i, at, value) for i, (factors, _) in enumerate(rows) for at, value in factors.items()]
                 place, at, value = (np.array(column) for column in zip(*entries, strict=True))
                 matrix = sparse.csr_array((value.astype(float), (place, at)), shape=(len(rows), count))
                 limit = np.array([limit for _, limit in rows])
                 constraints.append(optimize.LinearConstraint(matrix, limit if exact else -np.inf, limit))
         options, whole, most = {"mip_rel_gap": gap, "time_limit": seconds}, np.ones(count), np.ones(count)
+        # Amounts are neither whole numbers nor at most 1.
         whole[self.amounts], most[self.amounts] = 0, np.inf
         with _silent_stdout():  # HiGHS prints there now and then, whatever `disp` says
             result = optimize.milp(

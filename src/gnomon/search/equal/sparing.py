@@ -55,6 +55,7 @@ def sparing_points(blocks: Blocks, families: Iterable[Family]) -> Iterator[Point
 
 def _of_family(blocks: Blocks, family: Family) -> Iterator[_Candidate]:
     choices, legal = blocks.legality.choices(family), blocks.legality.scheduled(family.pp, family.dp).rows
+    # One schedule is enough here: the default where it can run, else the first that can.
     rows = [row for row in legal if row[0] == orders.DEFAULT] or list(legal[:1])
     if not choices.choices or not rows:
         return
@@ -65,9 +66,11 @@ def _of_family(blocks: Blocks, family: Family) -> Iterator[_Candidate]:
     roomy = np.flatnonzero(peak_bytes <= ROOMY[0])
     picked = {int(np.argmin(peak_bytes))}
     if len(roomy):
+        # A choice is (replicas, shards, zero, overlap): the lowest ZeRO stage, of equal ones with overlap.
         picked.add(min(roomy.tolist(), key=lambda at: (choices.choices[at][2], not choices.choices[at][3])))
     layout = family.layout
     for at in sorted(picked):
+        # In shares of the room: a lower bound above 1 says that the plan cannot fit.
         if peak_bytes[at] > 1:
             continue
         replicas, shards, zero, overlap = choices.choices[at]

@@ -89,6 +89,7 @@ def _most(fitting: Fitting, what: What, plan: Plan, changes: tuple[str, ...]) ->
     low, high = 0, max(1, start // unit)
     while high <= MOST // unit and fits(high):
         low, high = high, high * 2
+    # Here low fits (or is 0) and high does not, or is beyond MOST.
     while high - low > 1:
         middle = (low + high) // 2
         low, high = (middle, high) if fits(middle) else (low, middle)

@@ -24,6 +24,7 @@ def stage_changes(plan: Plan, graph: Graph, cluster: Cluster, workload: Workload
     yield from _borders(plan, graph)
     yield from _shares(plan, cluster)
     count, _ = batch(plan, workload)
+    # From one microbatch, half is 0, which is no plan.
     for new in (2 * count, count // 2):
         if new and (changed := _counted(plan, count, new)):
             yield f"microbatches {count} -> {new}", changed
@@ -98,6 +99,7 @@ def _shares(plan: Plan, cluster: Cluster) -> Iterator[tuple[str, Plan]]:
     name_of = {device: kind.name for kind in kinds for device in kind.devices}
     workers: dict[str, list[int]] = {}
     for worker in range(mesh.data_ranks):
+        # Ranks of one worker are on devices of one kind, so the first says of which.
         first = next(i for i in range(len(ranks)) if mesh.dense.coordinate(i, "dp") == worker)
         workers.setdefault(name_of[plan.device_of[ranks[first]]], []).append(worker)
     for one, mine in workers.items():
@@ -112,6 +114,7 @@ def _shares(plan: Plan, cluster: Cluster) -> Iterator[tuple[str, Plan]]:
 
 def _counted(plan: Plan, count: int, new: int) -> Plan | None:
     """The plan with another number of microbatches, twice or half; None where shares cannot be halved."""
+    # Sequences of a step stay: share * count over new microbatches must be whole.
     if any(share * count % new for stage in plan.stages for share in stage.shares):
         return None
     stages = tuple(

@@ -95,8 +95,10 @@ def _with_plans_of(question: Question, case: Case, cases: Sequence[Case]) -> Cas
         same = other.workload == case.workload and other.cluster.num_devices == case.cluster.num_devices
         if other is not case and same and isinstance(other.best, FoundPlan) and not is_mixed(other.cluster):
             plans.setdefault(other.best.plan, other.best)
+    # Its own plan is predicted already.
     if isinstance(case.best, FoundPlan):
         plans.pop(case.best.plan, None)
+    # First, so that of equally fast plans the case's own stays (min takes the first).
     tried = [case.best, *(_tried(question, case, candidate) for candidate in plans.values())]
     able = [candidate for candidate in tried if candidate is not None]
     return replace(case, best=min(able, key=lambda candidate: candidate.step_s), why="") if able else case

@@ -70,9 +70,12 @@ def least_end(ready: Sequence[float], seconds: Callable[[int, int], float]) -> t
     """
     ends, before = [0.0], [0]
     for j in range(1, len(ready) + 1):
+        # The last bucket is i … j - 1: its reduction begins once its last gradient is there and the bucket before has
+        # ended.
         end, i = min((max(ready[j - 1], ends[i]) + seconds(i, j), i) for i in range(j))
         ends.append(end)
         before.append(i)
+    # Back from the end, bucket by bucket.
     sizes, j = list[int](), len(ready)
     while j:
         sizes.append(j - before[j])
@@ -88,6 +91,7 @@ def seed(prediction: Prediction) -> Cut:
     late = {key.stage: key for key in prediction.structure.program.keys if key.kind == "W"}
     buckets, first = list[int](), 0
     for stage in range(len(pricing.stages)):
+        # From the last layer to the first, as backwards make gradients.
         layers = [block for block, (of, _) in enumerate(pricing.blocks) if of == stage][::-1]
         seconds = [sum(pricing.seconds(of[block]) for of in (back, late) if block in of) for block in layers]
 
@@ -102,7 +106,9 @@ def seed(prediction: Prediction) -> Cut:
 def neighbours(grain: Grain, stages: Sequence[int], random: Random, count: int = MOVES) -> Iterator[Grain]:
     """Grains one move away: `count` random ones of each kind. stages: layers of each, of which no bucket has some of
     two."""
+    # Sizes as positions where a bucket or an action ends, so that moves are changes of sets.
     cuts, ends = {*accumulate(grain.buckets)}, {*accumulate(grain.fused)}
+    # Borders of stages stay: no bucket has layers of two.
     fixed, every = {*accumulate(stages)}, range(1, sum(stages))
     free, inner = sorted(cuts - fixed), sorted(ends - cuts)
     moved = [(end, other) for end in free for other in (end - 1, end + 1) if other in every and other not in cuts]
@@ -130,6 +136,7 @@ def search(
 
     seconds: what the simulator says; None for one that cannot be had. tries: calls of it, at most, but for `begin`.
     """
+    # A fixed seed: the same plan comes out of every run.
     random, known, frontier = Random(0), dict[Grain, float](), list[tuple[float, Grain]]()
     tries_left = tries
 
@@ -145,6 +152,7 @@ def search(
     while frontier and tries_left > 0 and barren < BARREN:
         step, grain = heappop(frontier)
         best = min(known.values())
+        # The heap's least, so that all others are too slow to go on from as well.
         if step > ALPHA * best:
             break
         for other in neighbours(grain, stages, random):

@@ -250,6 +250,7 @@ class Squeeze:
             overlap=space.overlap[:1],
         )
         node = min(group.node.count for group in self.cluster.groups)
+        # Points that stand for one plan are tried once.
         every = {few.canonical(point) for point in few.points()}
         yield from sorted(every, key=lambda p: (p.tp > node, -p.tp * p.cp, p.pp, -p.dp_shard, p.tp, -p.ep))
 
@@ -260,6 +261,7 @@ class Squeeze:
         most time first, activations on the host last and layer by layer.
         """
         needed: list[tuple[Choice, Value]] = []
+        # LEAN has what costs most last, so in reverse that goes back first.
         names = (*reversed(tuple(LEAN)), HOST)
         for choice in sorted(
             self.spare.choices, key=lambda option: names.index(option.name) if option.name in names else -1
@@ -268,6 +270,7 @@ class Squeeze:
             if choice.name not in names or now == usual:
                 continue
             fewer = [n for n in sorted(self._layers(candidate.plan)) if n < int(now)] if choice.name == HOST else []
+            # Without the choice first, then with as few layers as may do; the first value that fits stays.
             for value in (usual, *(n for n in fewer if self._open(HOST, n))):
                 other = self._predicted(choice.make(candidate.plan, self.graph, value))
                 if other is not None and self._fits(other):

@@ -77,6 +77,7 @@ def _stages_of_ranks(plan: Plan) -> Iterator[tuple[str, Plan]]:
     for count in (virtual - 1, virtual + 1):
         if plan.mesh.pp > 1 and count:
             schedule = replace(plan.schedule, virtual_stages=count, layers_per_stage=())
+            # Rules by stage name stages of the old division.
             rules = tuple(rule for rule in plan.saved.rules if not rule.stages)
             saved = replace(plan.saved, rules=rules)
             yield f"virtual stages {virtual} -> {count}", replace(plan, schedule=schedule, saved=saved)

@@ -199,6 +199,7 @@ def outline(
     # The ranks of a stage are shared out to its kinds of data-parallel worker by how many workers each has.
     members = [len(group.members) for group in workers]
     return Outline(
+        # What rows do not show is left out, so that plans of one Program have equal outlines.
         schedule=replace(plan.schedule, micro_batch_size=None, num_microbatches=count, layers_per_stage=()),
         overlap=plan.overlap,
         optimizer=plan.optimizer,
@@ -273,6 +274,7 @@ def build(step_outline: Outline, *, messages: Messages = "buffered") -> Program:
         units = divided_units(units, step_outline.num_microbatches, step_outline.workers)
     if not step_outline.zero:  # a pass that divides gradients reduces them in its own way
         rows = _with_reductions(rows, step_outline, workers_differ=workers_differ)
+    # Of stages that share parameters, only the first has an update.
     rows = with_optimizer(rows, without=[same for _, same in step_outline.shared])
     optimizer = step_outline.optimizer
     first = bool(step_outline.tied) or bool(step_outline.buckets)  # added up before they go down
@@ -365,6 +367,7 @@ ROW_PASSES: Mapping[str, Callable[[int, int, Pass], Rows]] = {DAPPLE: _dapple}
 def _with_reductions(rows: Rows, step_outline: Outline, *, workers_differ: bool) -> Rows:
     """The rows with the reductions over data-parallel ranks. workers_differ: they are of several classes, which
     meet in them."""
+    # Stages of one rank that share parameters have one gradient: it is reduced once, under the first of them.
     pairs = {stage for pair in step_outline.shared for stage in pair}
     rows = with_all_reduce(rows, step_outline.reduced - pairs, overlap=step_outline.overlap.grad_reduce)
     rows = with_all_reduce(
@@ -437,12 +440,14 @@ def _chains(graph: Graph, plan: Plan) -> tuple[tuple[int, ...], tuple[Skip, ...]
     """(stages that read nothing from the stage before them, pairs of stages of which one reads the other from afar)."""
     pairs = {(transfer.source, transfer.target) for transfer in transfers(plan, graph)}
     starts = tuple(stage for stage in range(plan.num_stages) if (stage - 1, stage) not in pairs)
+    # Transfers to the next stage are the chain; all others are skips.
     return starts, tuple(sorted((a, b) for a, b in pairs if b != a + 1))
 
 
 def _check_placement(name: str, pipeline_ranks: tuple[int, ...], rows: Rows) -> None:
     """PlanError unless the schedule puts every stage on the rank that the plan gives it."""
     scheduled = np.full(rows.num_stages, -1)
+    # All rows of a stage are on one rank, so it does not matter which of them is written last.
     scheduled[rows.stage] = rows.rank_class
     if tuple(scheduled.tolist()) != pipeline_ranks:
         raise PlanError(

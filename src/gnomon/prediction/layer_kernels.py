@@ -152,6 +152,7 @@ class LayerKernels:
             return extra_passes(op, turned, experts, scope.device, scope.curves, backward=backward)
         low = self.narrow.low(op.path)
         if op.does == "multiplies rows":
+            # Gate and up are one matmul, so the loop's launches are counted at the first of them only.
             looped = self._leads(op) and scope.facts.experts != "sequential"
             looped = looped and not (low and scope.facts.experts == "fused")
             return FREE if not looped else OpPrice(device_s=0.0, kernels=loop_launches(experts, low))

@@ -50,6 +50,7 @@ def other_host_s(kind: str, stage: StagePrice, layers: Iterable[tuple[LayerPrice
     total = 0.0
     for layer, times in layers if stage.is_sharded and zero >= 2 else ():
         if each is not None and zero == 3 and stack.experts.moe_experts == "eager" and kind in ("F", "B", "R"):
+            # A backward that recomputes goes over the experts twice.
             passes = 1 + (kind == "B" and bool(layer.recompute.flops))
             total += times * passes * _expert_gathers_s(stage, layer, each)
         if hook is not None and kind in ("B", "W"):
@@ -83,6 +84,7 @@ def _tensors_as_modules(layer: LayerPrice, stack: Stack) -> int:
     trained = {tensor.name for tensor in layer.sharded.block.parameters}
     if stack.experts.moe_experts != "eager":
         return len(trained)
+    # Each weight of experts is in `trained` once already.
     return len(trained) + sum(experts - 1 for name, experts, _ in _expert_weights(layer) if name in trained)
 
 

@@ -185,6 +185,7 @@ class Program:
 
     def rank_class(self, row: int) -> int:
         """The class to which a row belongs."""
+        # side="right": class_ptr[c] is itself a row of class c.
         return int(np.searchsorted(self.class_ptr, row, side="right")) - 1
 
     def comm_of(self, row: int) -> str:
@@ -208,6 +209,7 @@ class Program:
         return all(same_value(getattr(self, name), getattr(other, name)) for name in Program.__slots__)
 
     def __hash__(self) -> int:
+        # Arrays are left out, which have no hash: equal Programs still have equal hashes.
         return hash((self.num_rows, self.num_stages, self.counts, self.keys))
 
 
@@ -237,6 +239,7 @@ def unit_shapes(units: Sequence[Unit]) -> tuple[tuple[str, ...], Ints]:
             f"{stop - start}" + (f"+{start}" if start else "") + where.get(sequence, "")
             for sequence, start, stop in unit.pieces
         )
+        # A new shape gets the next number.
         index[i] = seen.setdefault(text, len(seen))
     return (tuple(seen) if len(seen) > 1 else ("",)), index
 
@@ -423,6 +426,7 @@ def _keys(
             out[row] = named[key]
     if named:  # a key whose rows all have names of their own would ask for a price that no row uses
         used = np.bincount(out, minlength=len(keys)) > 0
+        # The new number of a used key is how many used ones come before it.
         out = (np.cumsum(used, dtype=np.int32) - 1)[out]
         keys = [key for key, is_used in zip(keys, used.tolist(), strict=True) if is_used]
     return tuple(keys), out
@@ -476,10 +480,12 @@ class ProgramBuilder:
     ) -> Program:
         """Builds the Program. Groups keep their numbers."""
         ptr = np.concatenate([[0], np.cumsum([len(rows) for rows in self._rows])]).astype(np.int64)
+        # Checked below before columns are narrowed, where what is too large would wrap around.
         table = np.array([row for rows in self._rows for row in rows], np.int64).reshape(-1, 4)
         _check_columns(
             table[:, 0], table[:, 1], table[:, 2], self.num_stages, len(self.kinds), len(self.units), len(table)
         )
+        # From rows of a class to rows of the Program.
         overrides = {int(ptr[c]) + i: o for c, by_row in enumerate(self._overrides) for i, o in by_row.items()}
         return from_columns(
             class_ptr=ptr,

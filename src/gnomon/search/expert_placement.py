@@ -75,12 +75,15 @@ def best_placement(
         slots(len(rows), 0, ep)
     usual = tuple(place(rows, 0, ep) for rows in profile.rows)
     if crossing:
+        # Crossings tie layers together: all are one programme.
         groups = [list(range(len(profile.rows)))]
     else:
+        # Without crossings each layer is a programme of its own, and layers with the same rows share one.
         known: dict[tuple[int, ...], list[int]] = {}
         for layer, rows in enumerate(profile.rows):
             known.setdefault(rows, []).append(layer)
         groups = [layers[:1] for layers in known.values()]
+    # Where nothing better is found in time, the usual placement stays.
     found = dict(enumerate(usual))
     for layers in groups:
         part = RouterProfile(
@@ -119,6 +122,8 @@ def _solved(
     for pair, one, other in zip(profile.pairs, chosen[:-1], chosen[1:], strict=True) if crossing else ():
         for i, j in zip(*np.nonzero(pair), strict=True):
             for rank in range(ep):  # a token crosses where its first expert is here and its second is not
+                # apart >= one here - other here, and its cost keeps it as small as that: 1 on one rank where they part,
+                # else 0.
                 apart = programme.amount(crossing * float(pair[i, j]))
                 programme.at_most({one[i][rank]: 1.0, other[j][rank]: -1.0, apart: -1.0}, 0.0)
     few = all(len(rows) * ep <= FEW for rows in profile.rows)

@@ -121,6 +121,7 @@ def _most_clients(q: Question) -> tuple[int, Forecast | None]:
 
     def tried(clients: int) -> Forecast | None:
         count = max(len(q.load.requests), 4 * clients)  # so that most requests come while all clients are busy
+        # The requests one after another, as often as needed, and cut to `count`.
         again = -(-count // len(q.load.requests))
         load = Load(requests=(q.load.requests * again)[:count], concurrency=clients)
         found = replace(q, load=load).forecast()
@@ -129,6 +130,7 @@ def _most_clients(q: Question) -> tuple[int, Forecast | None]:
     low, high, at = 0, 1, None
     while high <= MOST_CLIENTS and (found := tried(high)) is not None:
         low, high, at = high, 2 * high, found
+    # One past the most that may be said: the bisection then ends at MOST_CLIENTS or below.
     high = min(high, MOST_CLIENTS + 1)
     while high - low > max(1, low // 32):  # to 3 %, as the answer is off by more than that
         middle = (low + high) // 2
@@ -179,6 +181,7 @@ def _layout(q: Question) -> Iterator[str]:
     price = IterationPrice(q.graph, q.cluster, q.serving, q.engine)
     if price.tp_link is not None:
         sums = sum(b.sums * b.count for b in price.shape.blocks)
+        # One token's hidden state in 16 bits.
         one = float(price._sum_s(np.array([price.shape.hidden * 2.0]))[0])
         yield f"tp={q.serving.tp} adds {sums} all-reduces to a step, {_s(sums * one)} at batch 1"
 
@@ -223,6 +226,7 @@ def _disaggregation(q: Question) -> Iterator[str]:
     whole = q.forecast(replace(one, replicas=engines))
     yield f"together: {_row(whole)}"
     found = []
+    # Neither pool may be empty.
     for first in sorted({1, engines // 4, engines // 2} - {0, engines}):
         pools = Disaggregated(prefill=one, prefill_count=first, decode_count=engines - first)
         forecast = serve_pools(q.graph, q.cluster, one, q.engine, pools, q.load, q.target)
@@ -236,6 +240,7 @@ def _roofline(q: Question) -> Iterator[str]:
     price = IterationPrice(q.graph, q.cluster, q.serving, q.engine)
     f = q.forecast()
     running = max(1, round(f.played.mean_running))
+    # In the mean over its answer a request has its prompt and half of the answer in the cache.
     keys = running * round(float(np.mean(f.played.input_len + f.played.output_len / 2)))
     kv_bytes = sum(a.kv_elements * price.kv_bits / 8 * n for a, n in price.shape.attentions)
     weights = sum(b.weight_bytes * b.count for b in price.shape.blocks)

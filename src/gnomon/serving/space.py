@@ -119,6 +119,7 @@ def space(
         copies = sorted({r for r in powers if r < most} | {most}) if fewer else [most]
         firsts = sorted({1, most // 4, most // 2} - {0, most}) if pools and pp == 1 else []
         for ep in [e for e in powers if experts and e <= tp * dp] or [1]:
+            # Groups of attention dp share the experts, so these are dealt over all of their devices.
             if dp > 1 and ep != tp * dp:
                 continue
             divided = {name for name, size in zip(("tp", "pp", "dp", "ep"), (tp, pp, dp, ep), strict=True) if size > 1}
@@ -158,7 +159,7 @@ def bound(price: IterationPrice, load: Load, *, apart: int = 0) -> float:
     """Output tokens a second and device that no replay of the load exceeds. apart: 1 where prompts are computed by
     other engines (a request's second token is then made of a prompt's last one).
 
-    The work of all engines that share a load, in seconds, is at least the largest of four sums, each over all requests:
+    The work of all engines that share a load, in seconds, is at least the largest of three sums over all requests:
     - decodes: an iteration with n of them takes the device what n rows take and, for each key that one of them sees,
       its price. n is at most r = min(clients, max_seqs), so a decode takes at least the least share, over n up to r, of
       n rows; and which keys it sees depends on its request alone.
@@ -256,6 +257,7 @@ class _Prices:
     def of(self, serving: Serving, rules: Engine) -> IterationPrice:
         """InputError where it cannot be, or the engine would not start."""
         one_replica = replace(serving, replicas=1)
+        # Priced once under the largest limits of all candidates; `limited` narrows that to a candidate's own.
         key = one_replica, replace(rules, max_seqs=self.seqs, max_batched_tokens=self.budget)
         if key not in self.whole:
             try:
@@ -283,6 +285,7 @@ def _bound(price: IterationPrice, candidate: Candidate, load: Load, known: _Pric
         known.bounds[key] = bound(whole, load, apart=apart)
     if candidate.pools is None:
         return known.bounds[key]
+    # From a rate for each answering device to one for each device of both pools.
     answers = known.bounds[key] * candidate.serving.devices * answering / candidate.devices
     first = candidate.pools.prefill_count * candidate.pools.prefill.dp
     return min(answers, prompt_bound(price, load, first) / candidate.devices)
@@ -302,6 +305,7 @@ def _search(
             refused[reason] = refused.get(reason, 0) + 1
             continue
         order.append((_bound(price, candidate, load, known), index, price))
+    # The best bound first: what is played early leaves out most of the rest.
     order.sort(key=lambda entry: (-entry[0], entry[1]))
     shortest = min(r.input_len for r in load.requests)
     alike: Alike = {}

@@ -283,6 +283,7 @@ class Fitting:
     def _trimmed(self, rung: Rung) -> Rung:
         """A rung that fits with each option taken less far, as long as it still fits and is faster."""
         chosen = [option for option in self.options if option.name in rung.options]
+        # None stands for the last level of an option (`_level`).
         levels = dict(zip(rung.options, [None] * len(chosen), strict=True))
         best = rung
         for option in chosen:
@@ -359,6 +360,7 @@ class Fitting:
     def _level(self, option: Option, plan: Plan, amount: str | None) -> Single | None:
         """The level of these words, or the last."""
         levels = self.levels(option, plan)
+        # Where words are given they may be of an amount too; without any, the last level is meant.
         amounts = self._amounts(option, plan)
         if amount is not None and amounts is not None:
             levels += [amounts.part(number) for number in range(1, amounts.most)]

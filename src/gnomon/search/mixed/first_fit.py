@@ -121,6 +121,7 @@ def roomiest(
     for held_bytes, point in sorted(able):
         if held_bytes > limit_bytes or len(meshes) == ROOMY:
             break
+        # In order of memory, the first point of a mesh is its roomiest.
         mesh = point.tp, point.cp, point.ep, point.pp
         if mesh in meshes:
             continue

@@ -303,6 +303,7 @@ def pareto(question: Question, cluster: Cluster, workload: Workload, *, resoluti
         if case.best is None:
             why = case.why
             break
+        # The next search must find less memory than this plan takes.
         peak = _peak_bytes(case.best)
         while cases and cases[-1].best is not None and cases[-1].best.step_s >= case.best.step_s:
             cases.pop()  # as fast, with more memory
@@ -534,6 +535,7 @@ def of_nodes(cluster: Cluster, nodes: int) -> Cluster:
 def up_to(cluster: Cluster, most: int | None = None) -> tuple[Cluster, ...]:
     """Whole nodes of a cluster, fewer devices first, with at most `most` devices; of several kinds every number of each
     of them, of as many devices the faster first. PlanError if not even one node has so few, or for too many choices."""
+    # The smallest node decides whether anything has so few devices.
     least = min(group.node.count for group in cluster.groups)
     if most is not None and least > most:
         raise PlanError(

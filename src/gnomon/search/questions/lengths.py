@@ -247,6 +247,7 @@ class _LengthsQuestion:
             tried = [self.predicted(plan) for plan in plans]
             able += [prediction for prediction in tried if isinstance(prediction, Prediction)]
             why = next((reason for reason in tried if isinstance(reason, str) and reason), why)
+        # In order of rank, so setdefault keeps the best of each mesh.
         starts: dict[Mesh, Prediction] = {}
         for start in sorted(able, key=self.rank):
             starts.setdefault(_mesh(start.plan), start)
@@ -269,6 +270,7 @@ class _LengthsQuestion:
             self.graph, self.cluster, work, base=self.base, fixed=fixed, limits=limits, stack=self.stack,
             extra_choices=self.extra_choices,
         )  # fmt: skip
+        # All that the search depends on; `passes` are put on its plans afterwards.
         key = stand_in.seq_len, stand_in.batch, tuple(stand_in.fixed.items()), stand_in.forbid
         if key not in self.solved:  # methods that order sequences alone have the same stand-ins
             self.solved[key] = solve(
@@ -352,6 +354,7 @@ class _LengthsQuestion:
         """The next fastest plans that fit; of those that run alike (a ZeRO stage over one rank) one."""
         able = [entry for entry in self.predictions.values() if isinstance(entry, Prediction) and self.fits(entry)]
         able.sort(key=self.rank)
+        # From the slowest on, so that of equal entries the first in `able` stays; the order is turned back below.
         alike = {(entry.step_s, entry.tightest.peak_bytes): entry.plan for entry in reversed(able)}
         alike.pop((best.step_s, best.tightest.peak_bytes), None)
         return tuple(reversed(alike.values()))[:STARTS]

@@ -66,6 +66,7 @@ class Budget:
     @property
     def status(self) -> int:
         """Exit status of a search that gave its answer."""
+        # What a shell reports of a program that a signal ended.
         return 128 + signal.SIGINT if self.stopped else 0
 
 

@@ -41,6 +41,7 @@ def run(options: CompareOptions) -> int:
     for done, path in enumerate(paths):
         progress.show(done, f": {path}")
         if expected is None and _is_job(path):
+            # Asked before `is_trace`, as a job's file in JSON could be taken for a recording.
             of_job, expected = True, _of_job(path, options)
         elif is_snapshot(path):
             snapshots.append(read_snapshot(path))

@@ -67,6 +67,7 @@ def numbers(text: str) -> list[int]:
     if match:
         low, high = int(match[1]), int(match[2])
         out = []
+        # From 0 doubling would never end; the empty list is refused below.
         while low and low <= high:
             out.append(low)
             low *= 2
@@ -81,6 +82,7 @@ def numbers(text: str) -> list[int]:
 
 def _cost(forecast: Forecast, an_hour: float | None) -> float | None:
     """Dollars for a million sequences."""
+    # Hours for 1e6 sequences, times dollars of a device and hour, times devices.
     return None if an_hour is None else 1e6 / forecast.samples_per_s / 3600 * an_hour * forecast.devices
 
 
@@ -100,6 +102,7 @@ def _mapping(forecast: Forecast, an_hour: float | None, batch: int) -> dict[str,
 
 def _text(every: list[Forecast | Impossible], forecasts: list[Forecast], an_hour: float | None, best: int) -> list[str]:
     names = ("devices", "step", "80% of cases", "samples/s", "linear %", "GiB", "fits", "resize", "$/1M samples")
+    # A device of the fewest that run is what "linear %" compares with.
     base = forecasts[0].samples_per_s / forecasts[0].devices
     rows = []
     for forecast in forecasts:

@@ -40,6 +40,7 @@ def words_of(text: str, begins: Sequence[str]) -> Container | None:
     ]
     for one in found:
         for at in range(len(one.words)):
+            # `/usr/bin/python3 -m …` is as good as `python -m …`.
             names = [word.rpartition("/")[2].replace("python3", "python") for word in one.words[at : at + len(begins)]]
             if names == list(begins):
                 return one
@@ -58,6 +59,7 @@ def _containers(value: object, replicas: int) -> Iterator[Container]:
         many = deploy.get("replicas", replicas) if isinstance(deploy, Mapping) else replicas
         yield Container(_words(value), many if isinstance(many, int) else 1)
         return
+    # Kubernetes has replicas above the template that holds the containers, docker-compose in `deploy` of the container.
     own = value.get("replicas")
     for one in value.values():
         yield from _containers(one, own if isinstance(own, int) and not isinstance(own, bool) else replicas)
@@ -71,12 +73,14 @@ def _words(container: Mapping[str, object]) -> list[str]:
             words += shlex.split(words_value)
         elif isinstance(words_value, list):
             words += [str(word) for word in words_value]
+    # `sh -c SCRIPT`: the words are those of the script, whose lines may go on after a backslash.
     if len(words) > 2 and words[0].rpartition("/")[2] in ("sh", "bash") and words[1].startswith("-"):
         words = shlex.split(" ".join(words[2:]).replace("\\\n", " "), comments=True)
     image = str(container.get("image", ""))
     if words and words[0].startswith("-"):
         words = [*image_starts(image), *words]
     env = dict(_env(container))
+    # $NAME and ${NAME} of a shell, $(NAME) of Kubernetes; a name that the container does not set stays as it is.
     return [re.sub(r"\$[({]?(\w+)[)}]?", lambda m: env.get(m[1], m[0]), word) for word in words]
 
 

@@ -38,6 +38,7 @@ def save_paths(record: PathRecord, path: Path) -> None:
         begins=np.array(record.begins, np.int64),
         chosen=record.chosen.astype(np.int16),
     )
+    # In the same folder, since a file takes another's place at once only within a file system.
     partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
     try:
         partial.write_bytes(packed.getvalue())

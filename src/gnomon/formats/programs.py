@@ -27,6 +27,7 @@ _DECLARES = re.compile(r"^FORMAT\b.*=", re.MULTILINE)
 def names() -> tuple[str, ...]:
     """Names of all programs, by the alphabet, nothing loaded."""
     folders = Path(__file__).parent.glob("*/__init__.py")
+    # The text is searched, since importing every format to list names would load all of them.
     programs = (path.parent.name for path in folders if _DECLARES.search(path.read_text(encoding="utf-8")))
     return tuple(sorted(name.replace("_", "-") for name in programs))
 

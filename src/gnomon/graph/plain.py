@@ -48,6 +48,8 @@ def to_plain(graph: Graph) -> dict[str, Any]:
         # A subclass would be written without what it adds, and read back as its base.
         if cls is None or cls is not type(value):
             raise FormatError(f"a Graph with a {name} ({str(value)[:40]}) in it cannot be written")
+        # Parts come first and stand in the row as their numbers: equal values are one row, and comparing two is never
+        # deep.
         row = [name, *(plain(getattr(value, field)) for field in _checks(name))]
         key = _key(row)
         if key not in known:
@@ -132,4 +134,5 @@ def _check(annotation: Any) -> Callable[[Any], bool]:
             and all(fits(x) for fits, x in zip(items, value, strict=True))
         )
     assert isinstance(annotation, type), f"{annotation!r} is no type of a Graph's field"
+    # The very type: a bool is an int to isinstance, and would take a size's place.
     return lambda value: type(value) is annotation

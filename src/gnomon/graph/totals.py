@@ -101,6 +101,7 @@ def graph_work(graph: Graph, kernels: Kernels, setting: Setting) -> BlockWork:
     total = NO_WORK
     for call in graph.calls:
         key = (call.block, no_grad_inputs(graph, call))
+        # Calls of one block differ in work only by the inputs into which no gradient flows.
         if key not in known:
             known[key] = backward_work(call_backward(graph, call, kernels, setting), setting)
         total = total + known[key] * call.repeat
@@ -115,6 +116,8 @@ def accumulation_work(graph: Graph, setting: Setting) -> Work:
         for own, source in call.inputs:
             producer, tensor = graph.source(source)
             if producer is not None and tensor.is_float:
+                # Only the first repetition reads a chained input from its source; the others read it of the repetition
+                # before.
                 readers[source] = readers.get(source, 0) + (1 if own in chained else call.repeat)
     total = Work()
     for source, count in readers.items():

@@ -136,6 +136,7 @@ def _block(block: Block, n: Numerics) -> Block:
         "embedding": {"first": n.first_position} if n.first_position else {},
     }
     latent: Mapping[str, AttrValue] = {**written["norm"], "eps": n.latent_eps}
+    # Residual sums, lm_head and tables of positions take `own`; an op elsewhere takes what its kind does.
     places = {op.path for op in block.ops if _is_special(op)}
 
     def changes_of(op: Op) -> Mapping[str, AttrValue]:

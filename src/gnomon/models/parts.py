@@ -182,6 +182,7 @@ def self_attention(b: BlockBuilder, x: str, hidden: Dim, a: Attention, path: str
     )
     if a.gated:
         gate = b.linear(f"{path}.gate_proj", x, out=(a.heads, a.head_dim), contract=(hidden,), bias=a.qkv_bias)
+        # sigmoid(gate) · core: a gated unit whose "up" side is what attention gave.
         core = b.op("glu", f"{path}.gate", (gate, core), fn="sigmoid")
     return b.linear(f"{path}.o_proj", core, out=(hidden,), contract=(a.heads, a.head_dim), bias=a.out_bias)
 
@@ -271,6 +272,7 @@ def moe_ffn(b: BlockBuilder, x: str, hidden: Dim, e: Experts, path: str) -> str:
     clamped: dict[str, Any] = {"clamped": True} if e.biased else {}
     clamped |= {"limit": e.limit, "alpha": e.alpha} if complete else {}
     biased: dict[str, Any] = {"biased": True} if e.biased else {}
+    # The router reads x itself; only what is dispatched is narrower.
     width, sent = e.latent or hidden, x
     if e.latent is not None:
         sent = b.linear(f"{path}.fc1_latent_proj", x, out=(e.latent,), contract=(hidden,), bias=False)
@@ -332,6 +334,7 @@ def joined_with_next(b: BlockBuilder, vocab: Dim, hidden: Dim, width: int) -> tu
     labels = b.input("labels", BATCH, SEQ, dtype="int64")
     rows = b.norm("enorm", b.embedding("embed_tokens", ids, vocab, hidden), hidden, fn="rms", bias=False)
     old = b.norm("hnorm", x, hidden, fn="rms", bias=False)
+    # The order is that of eh_proj's columns: the embedding's half first.
     pair = b.op("concat", "pair", (rows, old), (BATCH, SEQ, joined))
     return b.linear("eh_proj", pair, out=(hidden,), contract=(joined,), bias=False), labels
 

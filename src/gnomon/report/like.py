@@ -94,6 +94,7 @@ def _change_rows(answer: Like) -> tuple[str, ...]:
     for line in answer.lines:
         for setting in line.settings[:-1]:
             rows.append((setting, "", "", ""))
+        # Settings of a line were predicted together, so that the numbers stand once, at the last of them.
         last = line.settings[-1]
         if line.by_itself is None:
             rows.append((last, "-", "", ""))

@@ -54,12 +54,14 @@ def table(
     excess = sum(sizes) + gap * (len(sizes) - 1) - (width or _width.get())
     if excess > 0 and words:
         widest = max(words, key=lambda i: sizes[i])
+        # One column gives way, and not below 8 letters: a table of many numbers stays too wide rather than cut.
         sizes[widest] = max(8, sizes[widest] - excess)
     return tuple(_line(columns, cells, sizes, gap) for cells in ([column.name for column in columns], *rows))
 
 
 def table_of_plans(columns: Sequence[Column], rows: Sequence[Sequence[str]]) -> tuple[str, ...]:
     """A table whose first column is not cut: words of it that do not fit follow under their line."""
+    # What all other columns take: with empty cells the first is as wide as its heading.
     rest = max(len(line) for line in table(columns, [("", *row[1:]) for row in rows])) - len(columns[0].name)
     room = max(_width.get() - rest, len(columns[0].name))
     names = [textwrap.wrap(row[0], room, break_on_hyphens=False) or [""] for row in rows]
@@ -80,6 +82,7 @@ def wrapped(text: str, *, indent: str = "  ", bullet: str = "", width: int | Non
     """A paragraph as lines: the first begins with indent and bullet, the others stand under its text. A per cent sign
     stays with its number."""
     lines = textwrap.wrap(
+        # textwrap breaks at blanks, and \0 is none; it becomes one again below.
         text.replace(" %", "\0%"),
         width=width or _width.get(),
         initial_indent=indent + bullet,

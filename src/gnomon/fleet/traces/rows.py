@@ -44,6 +44,7 @@ class TraceRows:
         reader = csv.reader(io.StringIO(text), delimiter=delimiter, strict=True)
         try:
             head = [name.strip() for name in next(reader, [])]
+            # Columns without a name may be several; nothing reads them.
             twice = {name for name in head if name and head.count(name) > 1}
             if twice:
                 raise InputError(f"{self.name}: line 1: column {sorted(twice)[0]!r} is there twice")
@@ -51,6 +52,7 @@ class TraceRows:
                 if not any(cell.strip() for cell in cells):
                     continue
                 if len(cells) != len(head):
+                    # The last line of the row: a quoted cell may go over several.
                     self.problem(reader.line_num, f"{len(cells)} cells, but the heading has {len(head)}")
                     continue
                 yield reader.line_num, dict(zip(head, cells, strict=True))
@@ -100,6 +102,8 @@ class TraceRows:
 
     def jobs(self, jobs: Sequence[Job]) -> tuple[Job, ...]:
         """The jobs in order of submission, checked. InputError with the first problems, unless `keep_going`."""
+        # Jobs of these rows have NaN or -1 where a cell could not be read: checking them would tell the same mistake
+        # again.
         bad = {problem.line for problem in self.problems}
         seen: dict[str, int] = {}
         read_jobs = []
@@ -123,6 +127,7 @@ class TraceRows:
             raise InputError(f"{self.name}: {first}{rest_text}; {self.advice}")
         self.left_out += self.problems
         self.left_out.sort(key=lambda problem: problem.line)
+        # The sort is stable: jobs of one second stay in the order of the file.
         return tuple(sorted(read_jobs, key=lambda job: job.submit_s))
 
 

@@ -43,6 +43,7 @@ SHIPPED: Mapping[str, tuple[str, Mapping[str, object]]] = {
 def shipped(name: str) -> tuple[dict[str, object], str] | None:
     """(configuration, project) of a file that is not here; None where no project is known to ship it."""
     parts = name.replace("\\", "/").split("/")
+    # With its folder first: names such as zero1.json are anyone's, and are listed with their folder only.
     for end in ("/".join(parts[-2:]), parts[-1]):
         if end in SHIPPED:
             project, zero = SHIPPED[end]

@@ -103,6 +103,8 @@ def _read(path: Path, context: ReadContext) -> Job:
     groups = replicas if shard == -1 and replicas > 0 else data if replicas == -1 and shard in (-1, 1) else 1
     training = Training(
         model=_model(f, context, assumed),
+        # MaxText counts sequences of every device, also of those that share them over tp and cp; here a data rank has
+        # them.
         micro=max(1, int(per_device)) * max(1, abs(tp) * abs(cp)),
         steps=f.integer("gradient_accumulation_steps", 1),
         seq_len=f.integer("max_target_length", 2048),

@@ -66,6 +66,8 @@ def layers_by_type(method: str, layers: int, stages: int, *, tied: bool) -> tupl
     kind, _, pattern = method.strip().lower().partition(":")
     if kind != "type":
         raise ValueError(f"{method!r} is not type:PATTERN")
+    # Modules in the order of Megatron-DeepSpeed's GPTModelPipe. Plain functions among them have no class and weigh
+    # nothing.
     names = ["", "embeddingpipe", "", *["paralleltransformerlayerpipe"] * layers, "", "layernorm"]
     names += ["embeddingpipe" if tied else "lmheadpipe", ""]
     ends = _cuts([int(bool(name) and re.search(pattern, name) is not None) for name in names], stages)
@@ -84,6 +86,8 @@ def _cuts(weights: Sequence[int], parts: int) -> tuple[int, ...]:
     total = [0]
     for weight in weights:
         total.append(total[-1] + weight)
+    # (end, runs) -> (difference, heaviest, lightest, start of the last run). One cut of each prefix is kept, which may
+    # miss the least difference; DeepSpeed's partition_balanced does the same, and its cuts are what is wanted.
     best: dict[tuple[int, int], tuple[float, float, float, int]] = {(0, 0): (0.0, 0.0, float("inf"), 0)}
     for end in range(1, len(weights) + 1):
         for part in range(1, min(end, parts) + 1):
@@ -93,6 +97,7 @@ def _cuts(weights: Sequence[int], parts: int) -> tuple[int, ...]:
                     continue
                 weight = total[end] - total[start]
                 heaviest, lightest = max(before[1], weight), min(before[2], weight)
+                # >= and rising starts: of equals the last one stays.
                 if (end, part) not in best or best[end, part][0] >= heaviest - lightest:
                     best[end, part] = (heaviest - lightest, heaviest, lightest, start)
     ends = [len(weights)]

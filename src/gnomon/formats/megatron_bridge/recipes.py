@@ -69,6 +69,7 @@ def _fields(config: Mapping[str, object]) -> Iterator[tuple[str, object]]:
     for section, value in config.items():
         if section in (CALL, ARGUMENTS, "env_vars"):
             continue
+        # Without a rank: the default of Megatron Bridge's LoRA.
         if section == "peft" and value is not None:
             rank = value.get("dim") if isinstance(value, Mapping) else None
             yield "peft.dim", rank or 32

@@ -40,6 +40,7 @@ class Row:
 def rows_of(program: Program) -> list[list[Row]]:
     """Rows of each rank class, in issue order."""
     names = [kind.name for kind in program.kinds]
+    # As lists of Python's numbers, which rows hold.
     kinds, stages = program.kind.tolist(), program.stage.tolist()
     units, groups = program.unit.tolist(), program.group.tolist()
     every = [

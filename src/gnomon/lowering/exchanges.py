@@ -86,6 +86,7 @@ def composites(rows: Rows) -> frozenset[Pair]:
 
 def apart(rows: Rows) -> Rows:
     """The rows of a schedule without its composites: each action by itself, in the same order."""
+    # -1 in every row: none is of a group.
     return replace(rows, group=rows.group * 0 - 1, overrides={})
 
 

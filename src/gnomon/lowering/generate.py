@@ -68,7 +68,9 @@ def generate(requests: Sequence[GenerationRequest]) -> Program:
                 rows.append(("PREFILL", Unit(pieces=((i, 0, request.prompt_tokens),)), ()))
         running = [(i, request) for i, request in enumerate(requests) if request.runs(step)]
         if running:
+            # Where each one's next token goes: behind its prompt and the tokens of its steps so far.
             at = [(i, request.prompt_tokens + step - request.joins) for i, request in running]
+            # This is their last step, which frees their caches.
             done = tuple(i for i, request in running if not request.runs(step + 1))
             rows.append(("DECODE", Unit(pieces=tuple((i, start, start + 1) for i, start in at)), done))
     units = tuple(unit for _, unit, _ in rows)

@@ -54,6 +54,7 @@ def stream_gradients(
     }
     writers = {k.name for k in program.kinds if k.name != "OPT" and touches(k, gradient, *MODIFIES)}
     readers = {k.name for k in program.kinds if k.name != "OPT" and touches(k, parameter, "read")}
+    # One group, above all that there are, for the norms of all rank classes: ranks take them together.
     group = int(program.group.max(initial=-1)) + 1
     listed, kept_any = [], False
     for rows in rows_of(program):
@@ -70,6 +71,7 @@ def stream_gradients(
         new = Insertions(rows)
         for stage in moved:
             _down(new, stage, written_rows[stage] if each_unit else written_rows[stage][-1:], gradient)
+        # Of each stage the last read before its update: later items of a dict replace earlier ones.
         read = {row.stage: i for i, row in enumerate(rows) if row.kind in readers and i < updates.get(row.stage, -1)}
         if clip and updates:
             new.before(min(updates.values()), _norm(gradient, moved, on_device, group))

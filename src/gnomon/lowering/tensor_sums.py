@@ -70,6 +70,7 @@ def with_tensor_sums(rows: Rows, sums: Sequence[tuple[int, str]], *, buffer: str
 
     buffer: what is summed, the gradient or its shard. PlanError where a stage with a sum has no update.
     """
+    # Where the kind AR adds to this buffer itself, its rows need no effects of their own.
     usual = any(effect.buffer == buffer for kind in rows.kinds if kind.name == "AR" for effect in kind.effects)
     anchors, parts = _anchors(rows, buffer), []
     for stage, name in sums:

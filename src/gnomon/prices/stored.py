@@ -40,6 +40,7 @@ class StoredPrices:
 
     def linear_s(self, elements: float, bits: float, rows: Array) -> Array | None:
         """rows times a matrix; None for a form that was not measured."""
+        # FORMS is in order of bits: the first that is wide enough.
         form = next((name for most, name in FORMS.items() if bits <= most), "")
         seconds = self._table("stored_linear", form, {"rows": rows})
         return None if seconds is None else seconds * (elements / served.SIDE**2)
@@ -50,7 +51,9 @@ class StoredPrices:
         both = self._table("paged_decode", "bf16", {"keys": keys, "group": np.array([group, group])})
         assert both is not None, "measured with the products"
         least, most = (float(x) / (served.SEQUENCES * served.KV_HEADS) for x in both)
+        # A line through the shortest and the longest cache that were measured.
         each = (most - least) / (served.KEYS[-1] - served.KEYS[0])
+        # Measured with heads of HEAD; time goes with heads and their width.
         scale = kv_heads * width / served.HEAD
         return max(0.0, least - each * served.KEYS[0]) * scale, each * scale
 
@@ -65,6 +68,7 @@ class StoredPrices:
         """Passes over activations that lie in caches."""
         one = self._table("add", "fp32", {"elements": np.array([float(CACHED_ELEMENTS)])}, "forward")
         assert one is not None, "of every calibration"
+        # A sum in fp32 reads two elements and writes one, of 4 bytes each.
         return nbytes * (float(one[0]) / (3 * 4 * CACHED_ELEMENTS))
 
     def _table(self, what: str, dtype: str, sizes: Mapping[str, Array], direction: str = "") -> Array | None:

@@ -149,6 +149,7 @@ def parameter_collectives(
     collectives += _tensor_parallel_sums(sharded, mesh, precision)
     collectives += _replica_sums(sharded, mesh, precision, without)
     order: tuple[When, ...] = ("before_forward", "before_backward", "after_backward", "before_step", "after_step")
+    # Sorting is stable: collectives of one moment stay as they were listed.
     return tuple(sorted(collectives, key=lambda collective: order.index(collective.when)))
 
 

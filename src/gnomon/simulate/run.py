@@ -133,6 +133,7 @@ def _composites(structure: Structure, span: Longs) -> dict[int, list[int]]:
 
 def _causes(structure: Structure, played: Sequence[Times], step: int) -> tuple[Longs, Longs]:
     reach = int(structure.order.before[2].max(initial=0))
+    # Only so many steps back: no edge reaches farther.
     earlier = {back: played[step - back] for back in range(1, min(step, reach) + 1)}
     return causes(structure.order, played[step], earlier)
 
@@ -147,6 +148,7 @@ def _spans(
     steady: bool,
 ) -> Spans:
     program, size, at = structure.program, structure.order.size, entries.position
+    # Spans of each rank class: rows are sorted, and those of a class lie between two of its borders.
     count = np.diff(np.searchsorted(entries.row, program.class_ptr))
     lag = Clock.of(structure, durations).lag
     causing = []
@@ -186,6 +188,7 @@ def _roles(program: Program, roles: Mapping[str, Role]) -> NDArray[np.int32]:
 def _memory(structure: Structure, entries: _Entries, played: Sequence[Times], sizes: Mapping[str, float]) -> Memory:
     program = structure.program
     moved = buffer_moves(program, structure.deps, sizes)
+    # What changes no bytes is no event.
     real = moved.bytes != 0
     row, buffer, change = moved.row[real], moved.buffer[real], moved.bytes[real]
     at, span = structure.order.position[row], entries.span[structure.order.position[row]]

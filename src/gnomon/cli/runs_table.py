@@ -139,6 +139,7 @@ def _options_of(row: Mapping[str, str]) -> TrainingOptions:
         option, value = f"--{column.replace('_', '-')}", row[column]
         if switch and value not in YES:
             raise InputError(f"{column} is {value[:40]!r}; give yes or no")
+        # One word, so that a value which begins with `-` is not taken for an option.
         arguments += ([option] if YES[value] else []) if switch else [f"{option}={value}"]
     try:
         parsed = _parser().parse_args(arguments)

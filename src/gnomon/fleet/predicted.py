@@ -115,6 +115,8 @@ class Predictions:
             try:
                 self._planned[what] = _of_file(job) if job.plan else self._searched(job)
             except GnomonError as error:
+                # Kept too: many jobs of a trace are alike, and a search that found nothing would be made again for
+                # each.
                 self._planned[what] = error
         planned = self._planned[what]
         if isinstance(planned, GnomonError):
@@ -126,6 +128,7 @@ class Predictions:
         graph = read_model(known_name(job.model))[0]
         seq_len = job.seq_len or sample_tokens(graph) or min(SEQ_LEN, learned_positions(graph) or SEQ_LEN)
         workload = Workload(global_batch_size=job.batch_size, seq_len=seq_len)
+        # False sorts before True: the kind that durations are of comes first, the others in their order.
         pools = sorted((p for p in self.machines.pools), key=lambda p: p.device != (job.device or self.reference))
         first: GnomonError | None = None
         for pool in pools:

@@ -117,6 +117,7 @@ def read_tasks(path: str | Path, read: Read = read_runnable_model) -> tuple[Task
     jobs = rows.jobs([task.job for task in tasks.values()])
     if not jobs:
         raise InputError(f"{path}: no job")
+    # `jobs` are in order of submission, and without the rows that were refused.
     return tuple(tasks[job.line] for job in jobs)
 
 
@@ -169,6 +170,8 @@ def _planned(
         own = file.plan.world_size
         devices = rows.count(line, row, "num_gpus") if row.get("num_gpus") else own
         most = max(own, devices, *bounds)
+        # The plan's own cluster, which may be several machines or a file, serves only where the job never has other
+        # numbers of devices.
         on = file.on if {devices, *filter(None, bounds)} == {own} else cluster_of(file.on, most)
         planner = Planner(
             graph=graph, cluster=parse_cluster(on), plan=file.plan, workload=file.workload, stack=stack("gnomon")

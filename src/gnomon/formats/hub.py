@@ -158,6 +158,7 @@ def find_network(name: str, folder: Path | None = None) -> tuple[Network | str, 
 def plain_name(name: str) -> str:
     """A hub id without owner, case, and the ends that do not change its sizes."""
     plain, last = name.rstrip("/").rpartition("/")[2].lower(), ""
+    # Ends come in any order and number (-instruct-bnb-4bit): they are taken off until none is left.
     while plain != last:
         last, plain = plain, ENDS.sub("", plain)
     return plain

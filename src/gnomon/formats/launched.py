@@ -98,6 +98,7 @@ def with_written(text: str, path: Path | None, context: ReadContext) -> tuple[Ma
 def launched_devices(launcher: Sequence[str], text: str) -> int | None:
     """nnodes x processes per node, from the options of torchrun, `deepspeed` or Slurm's header; None when either is not
     stated."""
+    # `--a=b` becomes two words, as `--a b` is: then each option is followed by its value.
     options = [part for word in launcher for part in word.split("=", 1)]
     values = {
         a.lstrip("-").replace("-", "_"): b for a, b in zip(options, options[1:], strict=False) if a.startswith("-")
@@ -107,6 +108,7 @@ def launched_devices(launcher: Sequence[str], text: str) -> int | None:
     nodes = nodes or header.get("N")
     per_node = values.get("nproc_per_node") or values.get("num_gpus") or header.get("ntasks-per-node")
     per_node = per_node or header.get("gpus-per-node")
+    # torchrun and deepspeed start on one machine unless they are told of more.
     if per_node is not None and nodes is None and {"nproc_per_node", "num_gpus"} & set(values):
         nodes = "1"
     if nodes is None or per_node is None or not (nodes.isdigit() and per_node.isdigit()):

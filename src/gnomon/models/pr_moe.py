@@ -175,5 +175,7 @@ def student(c: PrMoeConfig, num_layers: int, name: str) -> PrMoeConfig:
     if not 0 < num_layers <= c.num_layers:
         raise GraphError(f"a student of {c.name} has 1 to {c.num_layers} layers, not {num_layers}")
     gone = c.num_layers - num_layers
+    # Layers go in pairs, so that the first one left is dense again; of an odd number one comes back as a dense last
+    # layer.
     experts = (*c.experts, 0)[gone + gone % 2 :][:num_layers]
     return replace(c, name=name, num_layers=num_layers, experts=experts)

@@ -168,6 +168,7 @@ class _Parts:
         """So many layers of a call from `start` on. whole: all of them."""
         frozen = _frozen(block, trained_names)
         name = frozen.name
+        # Layers frozen in the same way share a block; one that is frozen in another way gets a name of its own.
         while name in self.blocks and replace(self.blocks[name], name=frozen.name) != frozen:
             name += "_"
         self.blocks[name] = replace(frozen, name=name)

@@ -125,6 +125,7 @@ def _work(point: MixedPoint, kinds: Sequence[DeviceKind]) -> str:
     of_ranks = [""] * point.pp
     for stage, layers in enumerate(point.layers):
         rank = pipeline_rank(stage, point.pp, point.placement)
+        # A rank with several virtual stages: the layers of each, joined by +.
         of_ranks[rank] += f"+{layers}" if of_ranks[rank] else str(layers)
     return "stages " + " ".join(f"{n}:{layers}" for n, layers in zip(names, of_ranks, strict=True))
 

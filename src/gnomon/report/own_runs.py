@@ -127,9 +127,12 @@ def fit_parts(run: PredictableRun, parts: Mapping[str, float], *, source: str, d
         own = OwnRuns(numbers=errors.numbers(x), runs=1, data="-", date="-", error="-", range="-")
         now = predict(run.graph, run.cluster, run.plan, run.workload, replace(run.stack, own=own))
         part_seconds = _seconds_of(now)
+        # i: place among SPREADS; attention (1) stays at 0, a factor of 1.
         for i, part in ((0, "compute"), (2, "host"), (3, "exposed communication")):
             least = LEAST_SHARE * run.step_s
             if parts.get(part, 0.0) > least and part_seconds[part] > least:
+                # The factor grows by what is still missing, within the limits of `fit`: e² is 7.4 times as slow, or as
+                # fast.
                 x[i] = float(np.clip(x[i] + np.log(parts[part] / part_seconds[part]), -2.0, 2.0))
     before, after = np.expm1(errors(np.zeros(len(SPREADS)))), np.expm1(errors(x))
     devices = sorted({device.name for device in run.cluster.devices})
@@ -210,6 +213,7 @@ class _Errors:
         for arch, device in sorted(self.devices.items()):
             known = rates(self.stack, device, self.base)
             eager = host_cost(self.stack.with_values(launch_mode=None), device, self.base).per_kernel_s
+            # Rates become smaller with a factor above 1, and seconds longer.
             slower = {
                 "compute": known.compute / kernels,
                 "attention": known.attention / attention,

@@ -143,6 +143,7 @@ def kernel_args(adapters: Sequence[Adapter], parameter: str) -> ctypes.Array[_Ad
     lows = [adapter.low.get(parameter) for adapter in adapters]
     if not any(lows):
         return None
+    # Rows name adapters by number: one that lacks this linear keeps its place, with null pointers.
     return (_Adapted * len(lows))(
         *[_Adapted(low.a.data_ptr(), low.b.data_ptr(), len(low.a)) if low else _Adapted() for low in lows]
     )

@@ -100,6 +100,7 @@ class AnswerTimes:
             self.first_s = now
             m.ttft.observe(now - self.arrival_s)
         elif tokens:
+            # Tokens that come together count once, with their mean.
             m.itl.observe((now - self.last_s) / tokens)
         self.last_s = now
         self.tokens += tokens
@@ -112,4 +113,5 @@ class AnswerTimes:
         m.generation.observe(self.tokens)
         m.prompt_total.inc(self.prompt_tokens)
         if self.tokens > 1:
+            # Without the first token, whose time is the prompt's.
             m.tpot.observe((now - self.first_s) / (self.tokens - 1))

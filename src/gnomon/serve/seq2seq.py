@@ -44,6 +44,8 @@ def _sides(graph: Graph) -> tuple[list[Layer], list[Layer]]:
     names = {"decoder_input_ids"}
     encoder, decoder = list[Layer](), list[Layer]()
     for layer in graph.layers():
+        # Layers come in the order of the graph, so that what a layer of the decoder writes makes its readers the
+        # decoder's.
         if names & set(reads(layer).values()):
             decoder.append(layer)
             names |= set(writes(graph, layer).values())
@@ -63,6 +65,7 @@ class Seq2Seq:
         encoder, decoder = _sides(graph)
         self.encoder, self.decoder = (Bound(graph, side, weights, dtype) for side in (encoder, decoder))
         own = {full for layer in encoder for full in writes(graph, layer).values()}
+        # All cross-attentions read one tensor, the encoder's output: fails where there are several.
         [self.memory] = {source for layer in decoder for source in reads(layer).values() if source in own}
         self.sources: dict[int, Sequence[int]] = {}
         """Key of an answer -> its prompt."""
@@ -225,6 +228,7 @@ def _sizes(graph: Graph, rules: Rules, dtype: torch.dtype, kv_bytes: int, longes
                 atoms = (a for name in op.inputs[1:3] for a in [block.tensor(name).atoms])
                 token += sum(math.prod(a.size or 1 for a in one) for one in atoms) * dtype.itemsize
     most = -(-longest // rules.block_tokens) + 1  # prompt and answer each begin a block
+    # More blocks than all sequences at their longest have could never be taken.
     blocks = min(rules.max_seqs * most, kv_bytes // (token * rules.block_tokens))
     if blocks < most:
         raise InputError(

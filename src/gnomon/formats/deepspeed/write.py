@@ -101,6 +101,8 @@ def recomputed(saved: Saved) -> tuple[str, ...]:
 
 
 def _kind(optimizer: Optimizer) -> str:
+    # FusedAdam and DeepSpeedCPUAdam are kernels of AdamW; of several other names of a kind the first would stay, since
+    # a later entry of a dict replaces an earlier one.
     names = {kind: name for name, kind in reversed(OPTIMIZERS.items()) if name[:5] not in ("Fused", "DeepS")}
     return names.get(optimizer.kind, "AdamW")
 
@@ -111,6 +113,7 @@ def _zero(request: ExportRequest) -> dict[str, object]:
     together = overlap.param_gather if optimizer.zero == 3 else overlap.grad_reduce
     table: dict[str, object] = {"stage": optimizer.zero, "overlap_comm": together}
     if optimizer.zero in (1, 2) and overlap.bucket_bytes is not None:
+        # DeepSpeed counts elements, of the dtype in which gradients are reduced.
         table["reduce_bucket_size"] = max(1, overlap.bucket_bytes // (2 if _reduce(plan.precision) in HALVES else 4))
     if optimizer.offload is not None and optimizer.zero > 0:
         ratio = {"ratio": optimizer.offload.fraction} if optimizer.zero == 3 else {}

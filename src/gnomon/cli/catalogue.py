@@ -139,6 +139,7 @@ def _shown(mapping: Mapping[str, Any], indent: str) -> Iterator[str]:
             yield from _shown(value, indent + "  ")
             continue
         for row in value:
+            # The first field of a row is its name, and needs no word before it.
             (_, first), *rest = ((name, _text(one)) for name, one in row.items() if one not in (None, ""))
             facts = "; ".join(text if name == "about" else f"{name} {text}" for name, text in rest)
             yield from wrapped(f"{first}: {facts}" if facts else first, indent=indent + "  ", bullet="- ")

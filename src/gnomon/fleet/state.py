@@ -179,6 +179,7 @@ class Active:
 
     def reached_s(self, service: float) -> float:
         """When it had had so many device-seconds, of a job that has had them."""
+        # The last turn that began with less is the one in which it got them; within a turn service grows evenly.
         when, before, devices = next(turn for turn in reversed(self.turns) if turn[1] < service)
         return when + (service - before) / devices
 

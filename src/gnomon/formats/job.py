@@ -96,6 +96,8 @@ def read_source(source: str | Path) -> tuple[str, str]:
         name = str(source)
         try:
             with source.open("rb") as file:
+                # A character of UTF-8 has 4 bytes at most: one byte more than so many shows that the file is too long,
+                # whatever its size.
                 text = file.read(4 * MAX_CHARACTERS + 1).decode("utf-8-sig")
         except OSError as error:
             raise InputError(f"cannot read {name!r}: {error.strerror}") from error
@@ -138,6 +140,7 @@ class Fields(Keys):
     """The flattened fields of a job file being read: what was asked for, what does not matter, what has no place."""
 
     def __init__(self, values: Mapping[str, object], source: str, context: ReadContext = NOTHING) -> None:
+        # What was given beside the file comes last, and takes the place of what the file says.
         super().__init__({**values, **context.values()}, source)
         self._settings = frozenset(context.settings)
         self._seq_len = context.seq_len
@@ -230,6 +233,8 @@ class Fields(Keys):
             else:
                 names = [*known, *self._keys_read, *irrelevant, *inexpressible]
                 hint = nearest(key, [name for name in names if "*" not in name])
+                # Keys that the reader looked for and the file has not: what is misspelt is missing under its right
+                # name.
                 misspelled = [name for name in self._keys_read - set(self._values) if _a_letter_off(key, name)]
                 if closed and misspelled:
                     self.fail(

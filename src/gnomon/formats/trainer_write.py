@@ -139,6 +139,7 @@ def _optim(plan: Plan) -> str:
     kind, states = plan.optimizer.kind, plan.precision.states
     eight = states == "int8" and kind in EIGHT_BIT
     if plan.optimizer.paged and kind in PAGED:
+        # transformers says adamw_bnb_8bit, and paged_adamw_8bit.
         return f"paged_{EIGHT_BIT[kind].replace('_bnb', '')}" if eight else PAGED[kind]
     if states == "fp4_e2m1" and kind == "adamw":
         return "adamw_torch_4bit"

@@ -170,6 +170,7 @@ def _most(timeline: Timeline, buffer: str) -> float:
 def _actions(timeline: Timeline) -> dict[tuple[str, str], int]:
     """(worker, kind) -> number of spans of computing. What is priced at nothing (RESHARD) still takes time when run."""
     s = timeline.spans
+    # A span with a path is an op within an action; without (-1) it is the action.
     chosen = np.flatnonzero((s.role == ROLES.index("compute")) & (s.path < 0))
     counts: dict[tuple[str, str], int] = {}
     for worker, kind in zip(s.worker[chosen].tolist(), s.kind[chosen].tolist(), strict=True):
@@ -196,6 +197,7 @@ def _check_same(one: Timeline, two: Timeline) -> None:
 def _prices(one: Timeline, compared: Difference) -> tuple[Price, ...]:
     sums: dict[tuple[str, str, bool], list[float]] = {}
     for change in compared.changes:
+        # Other idle time is no price: it follows from the prices of what is waited for.
         if change.busy or change.part == "communication":
             total = sums.setdefault((change.worker, change.action, not change.busy), [0.0, 0.0])
             total[0] += change.before_s

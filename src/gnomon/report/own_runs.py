@@ -213,7 +213,7 @@ class _Errors:
         for arch, device in sorted(self.devices.items()):
             known = rates(self.stack, device, self.base)
             eager = host_cost(self.stack.with_values(launch_mode=None), device, self.base).per_kernel_s
-            # Rates become smaller with a factor above 1, and seconds longer.
+            # A factor above 1 makes rates smaller, seconds longer, and the exposed part of collectives larger.
             slower = {
                 "compute": known.compute / kernels,
                 "attention": known.attention / attention,

@@ -65,6 +65,7 @@ def _gpt_oss(k: Keys, name: str, options: ReadOptions, notes: Notes) -> Graph:
     k.must_be("attention_dropout", 0.0, 0)
     k.must_be("attention_bias", True)
     k.choice("hidden_act", SILU, "silu")
+    # Layers 0, 2, … have the window: windowed_every below.
     check_layer_types(k, [("full" if i % 2 else "sliding") + "_attention" for i in range(layers)])
     k.ignore(
         "max_position_embeddings",
@@ -388,6 +389,7 @@ MIXTURES = (
                 (r"\.experts\.w2\.bias$", ".experts.down_proj_bias"),
             ),
             rules=(
+                # gate_up_proj has columns of the gate and of up in turn.
                 (r"\.experts\.w1\.", alternating(0)),
                 (r"\.experts\.w3\.", alternating(1)),
                 (r"\.experts\.w2\.weight", experts_transposed),
@@ -420,6 +422,7 @@ MIXTURES = (
         numerics=Usual(base=5_000_000.0, rotary="part", fraction_from="rotary_dim"),
         weights=Family(
             names=(
+                # First, as files have the bias beside the gate and not in it; the next rule renames what is left.
                 (r"\.mlp\.gate\.e_score", ".block_sparse_moe.e_score"),
                 (r"\.mlp\.", ".block_sparse_moe."),
                 (r"\.gate_proj\.", ".w1."),
@@ -441,6 +444,7 @@ MIXTURES = (
                 (r"\.mlp\.experts\.(gate|up)_proj\.", ".block_sparse_moe.input_linear."),
                 (r"\.mlp\.experts\.down_proj\.", ".block_sparse_moe.output_linear."),
             ),
+            # input_linear has all rows of the gate, then those of up.
             rules=((r"\.gate_proj\.", half(0)), (r"\.up_proj\.", half(1))),
             ignored=TABLES,
             copies=HEAD,
@@ -453,6 +457,7 @@ MIXTURES = (
         numerics=Usual(eps=1e-5, padding=0, base=500_000.0, interleaved=True, least_sum_key="moe_norm_min"),
         weights=Family(
             names=((r"\.mlp\.gate\.e_score", ".mlp.moe_statics.e_score"),),
+            # Stored as (1, experts).
             rules=((r"e_score_correction_bias$", led(1)), *EXPERTS),
             ignored=TABLES,
             copies=HEAD,

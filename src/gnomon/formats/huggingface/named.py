@@ -351,6 +351,7 @@ LANGUAGE_MODELS = {
 
 def config_called(plain: str) -> tuple[Keys, str] | None:
     """(config.json of a model, how what is read differs from it or nothing); None for a name that is not here."""
+    # The first match in the order of the table: a narrower pattern has to stand before a wider one.
     keys = next((keys for pattern, keys in CONFIGS.items() if fnmatchcase(plain, pattern)), None)
     return None if keys is None else (keys, _named(NOT_ALIKE, plain) or "")
 

@@ -184,6 +184,7 @@ def _assignment(word: str, env: Mapping[str, str]) -> tuple[str, object]:
         return match[1], plain[text.lower()]
     if text.startswith("[") and text.endswith("]"):
         return match[1], tuple(part.strip(" '\"") for part in text[1:-1].split(",") if part.strip())
+    # int first: `8` is a whole number and `8.0` is not.
     kinds: tuple[Callable[[str], object], ...] = (int, float)
     for kind in kinds:
         try:
@@ -203,6 +204,7 @@ def _translate(
             raise InputError(f"mixed_precision {value!r} is not described{nearest(str(value), PRECISIONS)}", key)
         values.update(PRECISIONS[str(value)])
     elif section == "mixed_precision" and field == "grad_reduce_in_fp32" or key == "ddp.grad_reduce_in_fp32":
+        # Bridge says whether gradients are reduced in fp32, and Megatron-LM's argument whether in bf16.
         values["grad_reduce_in_bf16"] = value is False
     elif section in OTHER_SECTIONS:
         return

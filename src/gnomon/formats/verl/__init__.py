@@ -106,6 +106,7 @@ def _engine(f: Fields, part: SettingsAt) -> str:
 def _batch(f: Fields, part: SettingsAt, seq_len: int, data: int, parallel: int) -> tuple[int, int]:
     """(sequences of a microbatch, of a step) on `data` ranks, whose sequences are divided between `parallel`."""
     if part is ACTOR:
+        # verl counts prompts, of which each has n answers.
         total = f.integer(f"{part.at}.ppo_mini_batch_size", 256) * f.integer("actor_rollout_ref.rollout.n", 1)
         name, default = f"{part.at}.ppo_micro_batch_size_per_gpu", None
         dynamic, limit = flag(f, f"{part.at}.use_dynamic_bsz"), f.integer(f"{part.at}.ppo_max_token_len_per_gpu", 16384)
@@ -116,7 +117,9 @@ def _batch(f: Fields, part: SettingsAt, seq_len: int, data: int, parallel: int) 
     share, whole = max(1, total // data), name.removesuffix("_per_gpu")
     if dynamic:
         f.ignore(name, whole)
+        # The limit is of a rank, and `parallel` ranks divide each sequence.
         fits = max(1, limit * parallel // seq_len)
+        # 1 divides every share, so that there always is one.
         micro = max(n for n in range(1, min(share, fits) + 1) if share % n == 0)
         f.note_default("use_dynamic_bsz", "true", PACKED.format(micro=micro, seq_len=seq_len))
         return micro, total

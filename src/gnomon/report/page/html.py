@@ -323,6 +323,7 @@ def _table(
 ) -> str:
     """An HTML table; words to the left, numbers to the right. last: the last row is the sum. keys: parts of the step
     whose colour stands before the first cell of each row."""
+    # A column is of numbers only if all its cells are, so that heading and cells stand on the same side.
     right = [all(_is_number(row[i]) for row in rows) for i in range(len(head))]
 
     def line(cells: Sequence[str], tag: str) -> str:

@@ -66,6 +66,7 @@ def searched(options: PlanOptions) -> tuple[ServingQuestion, BestServing]:
     load_of, notes = expert_loads(options, question.graph), list[str]()
 
     @cache
+    # Cached, so that what it has to say of an ep is noted once, however many candidates have it.
     def expert_load(ep: int) -> float:
         try:
             return load_of(ep, notes if ep > 1 else [])
@@ -134,6 +135,7 @@ def _text(question: ServingQuestion, found: BestServing, options: PlanOptions) -
         if paid is not None:
             rate = found.best.forecast.output_tokens_per_s
             share = found.best.forecast.devices / question.cluster.num_devices
+            # Dollars a second of the devices in use, over tokens a second, for a million tokens.
             cost = paid.dollars_per_hour * share / 3600 / rate * 1e6
             yield f"  {found.best.forecast.devices} devices, ${cost:.2f} a million output tokens"
         yield from _pools_or_not(found)

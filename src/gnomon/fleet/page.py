@@ -155,6 +155,7 @@ def _distributions(results: Sequence[Result]) -> str:
     for i, result in enumerate(results):
         times = np.log10(np.maximum(np.quantile(result.jct_s, shares), 1.0))
         x = (times - low) / max(high - low, 1e-9) * 100
+        # y of an SVG points down.
         points = " ".join(f"{a:.2f},{100 - 100 * b:.2f}" for a, b in zip(x, shares, strict=True))
         lines += f'<polyline stroke="{COLOURS[i % len(COLOURS)]}" points="{points}"/>'
     plot = (
@@ -178,6 +179,7 @@ def _over_time(result: Result) -> str:
     rects: list[str] = []
     drawn = 0
     places = _places(result, nodes)
+    # The longest first, so that SPANS cuts off the shortest.
     for span, run in sorted(enumerate(result.runs), key=lambda pair: (pair[1].start_s - pair[1].end_s, pair[0])):
         job, hours = result.jobs[run.index], number((run.end_s - run.start_s) / 3600)
         name = f"{job.id}: {devices_of(run.allocation)} devices, {hours} h, {run.why}"
@@ -215,11 +217,13 @@ def _places(result: Result, nodes: int) -> Mapping[tuple[int, int], Sequence[tup
         for node, count in run.allocation:
             if node >= nodes:
                 continue
+            # rows: a bit for each device of the node that a run takes.
             now = [(end, rows) for end, rows in rows_of_node.get(node, ()) if end > run.start_s]
             busy, capacity = reduce(or_, (rows for _, rows in now), 0), result.machines.capacity[node]
             whole = ((1 << count) - 1) if count else 0
             first = next((row for row in range(capacity - count + 1) if not busy & (whole << row)), -1)
             free = [row for row in range(capacity) if not busy >> row & 1][:count]
+            # Fewer free devices than it holds: it shares them with another job, and is drawn over it.
             if first >= 0 or len(free) < count:
                 parts = [(max(first, 0), count)]
             else:
@@ -235,6 +239,8 @@ def _sampled(series: Series, values: Floats, end: float) -> tuple[Floats, Floats
     times = np.concatenate([[0.0], series.time_s, [end]])
     steps = np.concatenate([[0.0], values])
     areas = np.concatenate([[0.0], np.cumsum(steps * np.diff(times))])
+    # The integral of a curve of steps is linear between them, so that interpolating it is exact, however short a step
+    # is.
     at = np.interp(edges, times, areas)
     return (edges[1:] + edges[:-1]) / 2, np.diff(at) / np.diff(edges)
 

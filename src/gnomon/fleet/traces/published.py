@@ -84,6 +84,7 @@ def _of_attempts(rows: TraceRows, place: int, entry: Mapping[str, Any]) -> Job |
         for start, end in spans:
             begin, done = seconds_of(rows, place, "start_time", start), seconds_of(rows, place, "end_time", end)
             in_order(rows, place, at, begin, done)
+            # Attempts may overlap in the logs: the next one may not begin before this one began, but before it ended.
             total, at = total + max(done - begin, 0.0), begin
         user = str(entry.get("vc") or entry.get("user") or "")
         return Job(id=name, submit_s=submit, work_s=total, devices=max(counts), user=user, line=place)

@@ -454,6 +454,7 @@ def _gemma4(k: Keys, name: str, options: ReadOptions, notes: Notes) -> Graph:
             embed_scale=sizes["hidden_size"] ** 0.5,
             windows=(*(window,) * 5, 0),
             full_heads=_full_heads(k, [str(i) for i, kind in enumerate(types) if kind == "full_attention"]),
+            # Scores are not scaled; 0 would stand for 1/√head_dim.
             query_scale=1.0,
             mixture=mixture,
         )
@@ -546,6 +547,8 @@ DECODERS = (
         numerics=Usual(eps=1.5625e-7, padding=151_329, rotary="part", fraction=0.5, interleaved=True),
         weights=Family(
             names=(
+                # Rules follow each other on one name: theirs of the second is ours of the first, so that these two must
+                # not change places.
                 (r"\.post_attention_layernorm\.", ".post_self_attn_layernorm."),
                 (r"\.pre_feedforward_layernorm\.", ".post_attention_layernorm."),
                 (r"\.post_feedforward_layernorm\.", ".post_mlp_layernorm."),

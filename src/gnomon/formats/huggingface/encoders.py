@@ -169,6 +169,7 @@ T5_FILES = Family(
         ("decoder.embed_tokens.weight", "shared.weight"),
         ("lm_head.weight", "shared.weight"),
     ),
+    # Files of the first releases have it; cross-attention adds no biases by distance, and nothing reads it.
     ignored=(r"^decoder\.block\.0\.layer\.1\.EncDecAttention\.relative_attention_bias\.weight$",),
 )
 ROBERTA_FILES = Family(

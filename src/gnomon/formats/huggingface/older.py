@@ -291,6 +291,7 @@ def _gpt_neo(k: Keys, name: str, options: ReadOptions, notes: Notes) -> Graph:
             rotary=False,
             position_rows=k.integer("max_position_embeddings"),
             windows=tuple(window if kind == "local" else 0 for kind in kinds),
+            # 0 would stand for 1/√head_dim.
             query_scale=1.0,
             activation=k.choice("activation_function", ACTIVATIONS, "gelu_new"),
             dropout=k.number("resid_dropout", 0.0),
@@ -386,6 +387,7 @@ OLDER = (
                 (r"^model\.", "model.decoder."),
                 (r"\.o_proj\.", ".out_proj."),
                 (r"\.input_layernorm\.", ".self_attn_layer_norm."),
+                # OPT calls the norm before each feed-forward final_layer_norm, as it does the one behind all layers.
                 (r"\.post_attention_layernorm\.", ".final_layer_norm."),
                 (r"\.mlp\.up_proj\.", ".fc1."),
                 (r"\.mlp\.down_proj\.", ".fc2."),

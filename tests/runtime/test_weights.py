@@ -220,7 +220,7 @@ def test_gnomon_run_begins_with_weights_and_exports_them(planned: Path, capsys: 
 
 def test_gnomon_run_says_that_parameters_are_random_and_what_it_does_not_read(planned: Path) -> None:
     (message,) = begins(str(planned / "model"), None, 7)
-    assert "random numbers of seed 7" in message and "model.safetensors beside its config.json is not read" in message
+    assert "random numbers of seed 7" in message and "model.safetensors next to its config.json is not read" in message
     (message,) = begins("llama-tiny", None, 0)
     assert message == "parameters begin as random numbers of seed 0"
 

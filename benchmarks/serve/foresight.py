@@ -80,7 +80,7 @@ def seconds(pid: int) -> dict[int, float]:
 
 
 def children(pid: int) -> list[int]:
-    """Of all threads of a process."""
+    """Lists the process ids of the children that all threads of a process have started."""
     tasks = Path(f"/proc/{pid}/task").iterdir()
     return [int(child) for task in tasks for child in (task / "children").read_text().split()]
 

@@ -140,7 +140,7 @@ def dripping(beside: Beside, problems: list[str]) -> str:
 
 
 def metric(server: Server, name: str) -> float:
-    """Of /metrics, the sum over its labels."""
+    """Reads a metric from /metrics: the sum over its labels."""
     with urllib.request.urlopen(f"{server.url}/metrics") as answer:
         lines = answer.read().decode().splitlines()
     return sum(float(line.split()[-1]) for line in lines if line.startswith(name + "{"))

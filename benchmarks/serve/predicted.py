@@ -134,7 +134,7 @@ class Table:
         print(self.lines[-1], flush=True)
 
     def page(self) -> list[str]:
-        """Of the result."""
+        """Returns the lines of the results page; none where nothing was measured."""
         if not self.lines:
             return []
         head = f"| weights | trace | TTFT p50 | TTFT p99 | TPOT p50 | TPOT p99 |{self.more}"

@@ -301,9 +301,3 @@ def test_advice_works_when_typed(tmp_path: Path) -> None:
         result.read(path, ReadContext(model="llama-3.1-8b", devices=8))
     job = result.read(path, ReadContext(model="llama-3.1-8b", devices=8, settings={"c": "4,2"}))
     assert (job.plan.mesh.tp, job.plan.mesh.pp) == (4, 2)
-
-
-@pytest.mark.parametrize("name", ["verl", "openrlhf", "nemo2"])
-def test_a_format_is_one_small_folder(name: str) -> None:
-    files = (Path(programs.__file__).parent / name).glob("*.py")
-    assert sum(len(path.read_text(encoding="utf-8").splitlines()) for path in files) < 250

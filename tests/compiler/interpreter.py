@@ -30,6 +30,7 @@ MEANS: dict[str, Callable[..., torch.Tensor]] = {
     "not": operator.invert,
     "neg": operator.neg,
     "select": torch.where,
+    "fused": lambda a, b, c: torch.addcmul(c, a, b),
     "nearest": torch.round,
     "cdf": lambda x, bell: 0.5 * (1 + torch.erf(x * math.sqrt(0.5))),
     "fits32": lambda x: torch.where((x >= -(2**31)) & (x < 2**31), x, -(2**31)),

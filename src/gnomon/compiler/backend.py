@@ -31,6 +31,7 @@ from gnomon.compiler import (
     dropout,
     experts,
     gate,
+    kept,
     linears,
     log_softmax,
     loops,
@@ -123,6 +124,7 @@ def partition(joint: torch.fx.GraphModule, *inputs: Any, **sizes: Any) -> tuple[
     dropout.split(joint.graph)
     log_softmax.split(joint.graph)
     say_statistics(joint.graph)
+    kept.keep(joint.graph)
     return min_cut_rematerialization_partition(joint, *inputs, **sizes)
 
 

@@ -70,7 +70,7 @@ def _function(text: Text) -> None:
     nest = text.nest
     arguments = [f"const {TYPES[nest.body.inputs[s].dtype]}* p{s}" for s in text.slots]
     arguments += [f"{TYPES[out.dtype]}* q{n}" for n, out in enumerate(nest.outputs)]
-    # Eager rounds each product before it is added; a * b - b * a is 0.
+    # Eager rounds each product before it is added (a * b - b * a is 0) but in the loops that rules say by `fused`.
     text.say(0, f"{ASKS}-ffp-contract=off")
     text.say(0, '#include "vector.h"')
     text.say(0, '#include "math.h"')

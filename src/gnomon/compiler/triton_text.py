@@ -45,6 +45,7 @@ CALLS = {
     "int8": "{0}.to(tl.int8).to(tl.int64)",
     "uint8": "({0} & 255)",
     "fits32": "{0}",
+    "fused": "tl.fma({0}, {1}, {2})",
 }
 NOWHERE = "tl.zeros([1, 1], tl.int32)"
 """Makes a tensor of what is a plain number or pointer."""

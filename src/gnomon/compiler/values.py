@@ -197,6 +197,17 @@ def where(condition: Value, a: Value | Number, b: Value | Number) -> Value:
     return Value(test.body, test.body.emit("select", test.id, left.id, right.id, kind=left.kind))
 
 
+def fused(a: Value | Number, b: Value | Number, c: Value | Number) -> Value:
+    """a * b + c, rounded once where the machine can: as ATen's compiler writes it of a product that is added. Of
+    integers it is both. One of them at least is a `Value`."""
+    some = next(x for x in (a, b, c) if isinstance(x, Value))
+    values = [x if isinstance(x, Value) else some.like(x) for x in (a, b, c)]
+    kind = wider(wider(values[0].kind, values[1].kind), values[2].kind)
+    if kind not in "FD":
+        return values[0] * values[1] + values[2]
+    return Value(some.body, some.body.emit("fused", *(x.to(kind).id for x in values), kind=kind))
+
+
 def is_at(body: Body, axis: int, position: Value) -> Value:
     """Whether a position along an axis is the wanted one, which is the same for the whole row."""
     at = position.to("L")

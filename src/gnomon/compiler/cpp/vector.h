@@ -162,6 +162,12 @@ ALWAYS L mini(L a, L b) { L m = a < b; return (m & a) | (~m & b); }
 ALWAYS F absv(F x) { return (F)((B)x & 0x7fffffff); }
 ALWAYS D absv(D x) { return (D)((L)x & 0x7fffffffffffffffLL); }
 ALWAYS L absv(L x) { L m = x >> 63; return (x ^ m) - m; }
+// a * b + c in double, rounded once where the machine can (floats: isa_*.h)
+#if defined(__FMA__) || defined(__AVX512F__) || defined(__ARM_FEATURE_FMA)
+ALWAYS D fused(D a, D b, D c) { D r; for (int i = 0; i < VW; i++) r[i] = __builtin_fma(a[i], b[i], c[i]); return r; }
+#else
+ALWAYS D fused(D a, D b, D c) { return a * b + c; }
+#endif
 #define EACH(T, f, x) ({ T r_; for (int i_ = 0; i_ < VW; i_++) r_[i_] = f(x[i_]); r_; })
 ALWAYS D vsqrt(D x) { return EACH(D, __builtin_sqrt, x); }
 ALWAYS D vfloor(D x) { return EACH(D, __builtin_floor, x); }

@@ -20,6 +20,7 @@ from gnomon.compiler.values import (
     Value,
     erf,
     exp,
+    fused,
     log,
     maximum,
     minimum,
@@ -66,9 +67,7 @@ def pointwise(formula: Callable[..., Any], node: Lowering, *args: Any, **named: 
     if formula in GUARDS and floating:
         for holds in GUARDS[formula](*operands):
             node.guard(holds)
-    value_on_dims = formula(
-        *operands, **{key: value(a) if isinstance(a, torch.fx.Node) else a for key, a in named.items()}
-    )
+    value_on_dims = formula(*operands, **{key: value(a) for key, a in named.items()})
     if not isinstance(value_on_dims, Value):
         raise UnfitError("a plain number")
     return node.result(value_on_dims, dims)
@@ -89,15 +88,15 @@ def _of_type(number: Any, dtype: torch.dtype) -> Any:
 
 
 def add(self: Value, other: Any, *, alpha: Any = 1) -> Value:
-    return self + (other if alpha == 1 else other * alpha)
+    return self + other if alpha == 1 else fused(other, alpha, self)
 
 
 def sub(self: Value, other: Any, *, alpha: Any = 1) -> Value:
-    return self - (other if alpha == 1 else other * alpha)
+    return self - other if alpha == 1 else fused(other, -alpha, self)
 
 
 def rsub(self: Value, other: Any, alpha: Any = 1) -> Value:
-    return other - (self if alpha == 1 else self * alpha)
+    return other - self if alpha == 1 else fused(self, -alpha, other)
 
 
 def mul(self: Any, other: Any) -> Value:
@@ -172,7 +171,7 @@ def gelu_backward(grad_output: Value, self: Value, *, approximate: str = "none")
 def silu_backward(grad_output: Value, self: Value) -> Value:
     # d(x s(x)) = s (1 + x (1 - s)).
     s = sigmoid(self)
-    return grad_output * (s * (1.0 + self * (1.0 - s)))
+    return grad_output * s * fused(self, 1.0 - s, 1.0)
 
 
 def threshold_backward(grad_output: Value, self: Value, threshold: Any) -> Value:
@@ -248,7 +247,7 @@ def select(condition: Value, self: Any, other: Any) -> Value:
 
 
 def addcmul(self: Value, tensor1: Value, tensor2: Value, *, value: Any = 1) -> Value:
-    return self + (tensor1 if value == 1 else tensor1 * value) * tensor2
+    return fused(tensor1 if value == 1 else tensor1 * value, tensor2, self)
 
 
 def addcdiv(self: Value, tensor1: Value, tensor2: Value, *, value: Any = 1) -> Value:
@@ -257,7 +256,11 @@ def addcdiv(self: Value, tensor1: Value, tensor2: Value, *, value: Any = 1) -> V
 
 def lerp(self: Value, end: Value, weight: Any) -> Value:
     """Interpolates from the nearer end, as ATen does, so that both ends are exact."""
-    near, far = self + weight * (end - self), end - (end - self) * (1.0 - weight)
+    if not isinstance(weight, Value) and self.kind == "F":
+        # As the float that ATen takes: 1 less that is not the float that is nearest to 1 - weight.
+        weight = torch.tensor(weight, dtype=torch.float32).item()
+    apart = end - self
+    near, far = fused(weight, apart, self), fused(-apart, 1.0 - weight, end)
     if not isinstance(weight, Value):
         return near if abs(weight) < 0.5 else far
     return where(one("abs", weight).lt(0.5), near, far)
@@ -272,7 +275,7 @@ def sigmoid_backward(grad_output: Value, output: Value) -> Value:
 
 
 def tanh_backward(grad_output: Value, output: Value) -> Value:
-    return grad_output * (1.0 - output * output)
+    return grad_output * fused(-output, output, 1.0)
 
 
 def square(self: Value) -> Value:

@@ -428,10 +428,19 @@ def main() -> int:
     parser.add_argument(
         "--timed", action="store_true", help="kernels that are slower than ATen are given back, as in use"
     )
+    parser.add_argument(
+        "--mixed",
+        action="store_true",
+        help="kernels are kept or given back by chance, as their times in use may choose",
+    )
     options = parser.parse_args()
     warnings.simplefilter("ignore")
     if not options.timed:
         gate.SLOWER, gate.REPEATS = math.inf, 1
+    if options.mixed:
+        chance = random.Random(options.seed)
+        gate.SLOWER = 1.0
+        gate._times = lambda *_, **__: (chance.choice([0.5, 2.0]), 1.0)
     torch.manual_seed(0)
     counts, kernels, kept, began = Counter[str](), 0, 0, time.process_time()
     with tempfile.TemporaryDirectory() as cache:

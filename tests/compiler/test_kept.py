@@ -15,6 +15,7 @@ from compiler.traced import compiled, run  # noqa: E402
 from functorch.compile import aot_function, make_boxed_func  # noqa: E402
 from torch.nn import functional as F  # noqa: E402
 from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
+from torch.utils.checkpoint import CheckpointPolicy  # noqa: E402
 
 from gnomon.compiler import kept  # noqa: E402
 from gnomon.compiler.backend import partition  # noqa: E402
@@ -137,3 +138,18 @@ def test_a_product_that_is_added_is_rounded_once_as_atens() -> None:
             continue
         assert all(torch.equal(x, y) for x, y in zip(made, eager, strict=True))
         assert bool((eager[0] != 0).any())
+
+
+def test_what_is_to_be_computed_again_is_kept_where_a_choice_outside_reads_it() -> None:
+    """`torch.utils.checkpoint`: a choice within what is computed again needs nothing, one behind it does."""
+    for inside in (True, False):
+        graph = torch.fx.Graph()
+        x = graph.placeholder("x")
+        gelu = graph.call_function(aten.gelu.default, (x,))
+        amax = graph.call_function(aten.amax.default, (graph.call_function(aten.mul.Tensor, (gelu, 2)), [-1]))
+        gelu.meta["recompute"] = CheckpointPolicy.PREFER_RECOMPUTE
+        if inside:
+            amax.meta["recompute"] = CheckpointPolicy.PREFER_RECOMPUTE
+        assert kept.keep(graph) == (not inside)
+        saved = CheckpointPolicy.PREFER_RECOMPUTE if inside else CheckpointPolicy.MUST_SAVE
+        assert gelu.meta["recompute"] is saved

@@ -119,6 +119,11 @@ REPORTS: dict[str, tuple[Callable[..., Any], tuple[torch.Tensor, ...], tuple[tor
         (torch.ones(N), torch.zeros(N)),
         (torch.ones(N), full(float("nan"))),
     ),
+    "softplus' infinite gradient where its exponential is a denormal": (
+        lambda g, x: aten.softplus_backward(g, x, 1.0, 20.0) * 2,
+        (torch.ones(N), torch.zeros(N)),
+        (full(float("inf")), full(-89.5)),
+    ),
 }
 
 

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch._functorch.partitioners import get_default_op_list
+from torch._functorch.partitioners import get_default_op_list, must_recompute
 from torch.utils.checkpoint import CheckpointPolicy
 
 from gnomon.compiler.node import Node
@@ -67,15 +67,19 @@ def keep(graph: fx.Graph) -> int:
             continue
         seen.add(node)
         if node.target in RULES and not same_bits(node):
-            # What somebody asked to have computed again (torch.utils.checkpoint) stays so.
-            marked += node.meta.setdefault("recompute", CheckpointPolicy.MUST_SAVE) is CheckpointPolicy.MUST_SAVE
+            node.meta["recompute"] = CheckpointPolicy.MUST_SAVE
+            marked += 1
         elif not (never_again.is_compute_intensive(node) or never_again.is_random(node)):
             waiting += node.all_input_nodes
     return marked
 
 
 def chooses(node: Node) -> bool:
-    """Whether an operation is one of CHOICES; a norm is where it is the largest size, or the least."""
+    """Whether an operation is one of CHOICES whose result the forward keeps; a norm is where it is the largest size, or
+    the least."""
+    # Computed again itself (torch.utils.checkpoint), it is of what the backward makes.
+    if must_recompute(node):
+        return False
     order = node.args[1] if node.target is aten.linalg_vector_norm.default and len(node.args) > 1 else math.inf
     return node.target in CHOICES and order in (math.inf, -math.inf)
 

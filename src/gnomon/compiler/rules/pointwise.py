@@ -187,8 +187,10 @@ def softplus(self: Value, beta: float = 1, threshold: float = 20) -> Value:
 
 
 def softplus_backward(grad_output: Value, self: Value, beta: float, threshold: float) -> Value:
-    z = sigmoid(self * beta)
-    return where((self * beta).gt(threshold), grad_output, grad_output * z)
+    scaled = self * beta
+    # As ATen's: e^x is a denormal at -90, where a sigmoid is 0 and makes NaN of an infinite gradient.
+    z = exp(minimum(scaled, threshold))
+    return where(scaled.gt(threshold), grad_output, grad_output * z / (z + 1.0))
 
 
 def leaky_relu(self: Value, negative_slope: float = 0.01) -> Value:

@@ -10,6 +10,7 @@ torch = pytest.importorskip("torch")
 from gnomon.compiler import lanes, machine, stored  # noqa: E402
 from gnomon.compiler.machine import has_features  # noqa: E402
 from gnomon.errors import InputError  # noqa: E402
+from gnomon.storage.dense import Dense  # noqa: E402
 from gnomon.storage.integers import Integers  # noqa: E402
 from gnomon.storage.names import storage_of  # noqa: E402
 
@@ -95,6 +96,24 @@ def test_one_pass_rounds_and_lays_as_numpy_does(name: str, dtype: torch.dtype) -
         wanted = stored.repack(storage.narrow(weight.float().numpy()), storage, (n, k))
         assert torch.equal(made.codes, wanted.codes) and torch.equal(made.scales, wanted.scales)
         assert made.scales.dtype == wanted.scales.dtype
+
+
+@pytest.mark.parametrize("name", ["bf16", "fp32"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_parts_are_laid_as_if_they_were_one(name: str, dtype: torch.dtype) -> None:
+    """Bit for bit, of any dtype, also of matrices that are turned; rows that end within a panel are left to others."""
+    numbers = storage_of(name)
+    assert isinstance(numbers, Dense)
+    parts = [torch.randn(32, 96).to(dtype), torch.randn(96, 64).to(dtype).T]
+    made = stored.lay_parts(parts, numbers)
+    if made is None:
+        pytest.skip("this machine widens weights")
+    whole = torch.cat(parts).to(torch.bfloat16 if name == "bf16" else torch.float32)
+    bits = whole.view(torch.int16 if name == "bf16" else torch.int32).numpy()
+    wanted = stored.repack({"values": bits}, numbers, (96, 96), stored.VALUES[name])
+    assert isinstance(wanted, stored.PackedStored) and torch.equal(made.codes, wanted.codes)
+    assert made.form == wanted.form
+    assert stored.lay_parts([parts[0][:7], parts[1]], numbers) is None
 
 
 def test_a_number_that_is_none_makes_its_row_none_and_no_other() -> None:

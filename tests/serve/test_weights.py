@@ -17,6 +17,7 @@ from gnomon.runtime.checkpoint.compress import compress  # noqa: E402
 from gnomon.serve.engine import Engine  # noqa: E402
 from gnomon.serve.load import Weights, open_model  # noqa: E402
 from gnomon.serve.matrices import Forms  # noqa: E402
+from gnomon.software.engine import engine as rules_of  # noqa: E402
 from gnomon.storage.names import storage_of  # noqa: E402
 
 pytestmark = pytest.mark.torch
@@ -39,6 +40,9 @@ class _Rounded(Weights):
 
     form = "int8"
 
+    def mapped(self, name: str) -> torch.Tensor:
+        return self[name]
+
     def __getitem__(self, name: str) -> torch.Tensor:
         value = super().__getitem__(name)
         if value.dim() < 2 or "gate.weight" in name:
@@ -47,6 +51,25 @@ class _Rounded(Weights):
         matrix = value.float().reshape(-1, value.shape[-1] if "o_proj" not in name else value[0].numel())
         wide = storage.widen(storage.narrow(matrix.numpy()), (len(matrix), matrix.shape[1]))
         return torch.from_numpy(wide).view(value.shape).to(value.dtype)
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "bf16", "fp64"])
+def test_a_file_that_is_overwritten_later_changes_nothing(
+    dtype: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Matrices are packed from where they lie in their file, and nothing goes on to lie there: tied tables, biases,
+    joined matrices, and with fp64, which no kernel computes with."""
+    monkeypatch.setattr(
+        "serve.against_generate.config_of",
+        lambda kind, size: {**config_of(kind, size), "tie_word_embeddings": True},
+    )
+    served("qwen2", tmp_path)
+    engine = open_model(tmp_path, rules_of("gnomon"), dtype=dtype, kv_bytes=1 << 26, max_model_len=64)
+    wanted = logits_of(engine)
+    for file in tmp_path.rglob("*.safetensors"):
+        with file.open("r+b") as out:
+            out.write(b"\x11" * file.stat().st_size)
+    assert torch.equal(logits_of(engine), wanted)
 
 
 @pytest.mark.parametrize(("kind", "form"), [("llama", "int8"), ("llama", "int4-g32"), ("qwen3_moe", "int8")])

@@ -236,6 +236,35 @@ def round_parts(
     return PackedStored(shape=shape, storage=storage, form=form, codes=rounded[0], scales=rounded[1], zeros=None)
 
 
+TOGETHER = 1 << 18
+"""Bytes of rows that are laid at a time, so that what is converted on the way stays in cache."""
+
+
+def lay_parts(parts: Sequence[Tensor], numbers: Dense, memory: LargePages | None = None) -> PackedStored | None:
+    """What `repack` makes of matrices one below the other as `numbers`, each read once, of any dtype; None where a
+    panel would have rows of two of them, or columns are filled up, or no kernel multiplies by it. memory: as in
+    `repack`."""
+    shape = sum(map(len, parts)), parts[0].shape[1]
+    form = form_of(numbers, VALUES[numbers.dtype])
+    form = replace(form, lanes=lanes_of(shape[0], BITS[form.activations]))
+    side, beside = form.side, form.interleave
+    if any(len(part) % side for part in parts) or shape[1] % form.step or kernel(form) is None:
+        return None
+    dtype = torch.bfloat16 if numbers.dtype == "bf16" else torch.float32
+    laid = shape[0] // side, shape[1] // beside, side
+    codes = torch.empty(laid, dtype=torch.int32) if memory is None else memory.empty(laid, torch.int32)
+    rows = side * max(1, TOGETHER // (side * shape[1] * dtype.itemsize))
+    panel = 0
+    for part in parts:
+        for some in part.detach().split(rows):
+            words = some.to(dtype).contiguous().view(torch.int32).view(-1, side, laid[1])
+            codes[panel : panel + len(words)] = words.transpose(1, 2)
+            panel += len(words)
+    return PackedStored(
+        shape=shape, storage=numbers, form=form, codes=codes.view(torch.uint8), scales=None, zeros=None
+    )
+
+
 def repack(
     arrays: Arrays,
     storage: Storage,

@@ -314,7 +314,7 @@ class Decoder:
         if codes := self._weights.codes(layer.call.parameter_name(op.inputs[1], layer.index)):
             return [*codes]
         site = Site(op=op, block=block)
-        weight, rows = self._raw_weight(layer, block, op.inputs[1]), site.weight_rows
+        weight, rows = self._raw_weight(layer, block, op.inputs[1], packed=True), site.weight_rows
         if site.inner_first:
             return [weight.reshape(math.prod(weight.shape[:rows]), -1).T]
         return [weight.reshape(math.prod(weight.shape[:rows]), -1)]
@@ -341,7 +341,7 @@ class Decoder:
         if self._matrices.have_kernels():
             return self._matrices.packed(name, parts, head=head)
         whole = [(part.widened() if isinstance(part, Codes) else part).to(self.dtype) for part in parts()]
-        return torch.cat(whole) if len(whole) > 1 else whole[0]
+        return torch.cat(whole)  # of one too: it may lie in a file
 
     def _joined(self, layer: Layer, block: Block, ops: Sequence[Op]) -> Run:
         outs = [matrix_dims(block, op)[0] for op in ops]
@@ -494,7 +494,7 @@ class Decoder:
             if self.share.sums(block, op):
                 return partial(_own_rows, self._weight(layer, block, op.inputs[1]), self.share.tp.index)
             if name in self._matrices_of_head and self._matrices.have_kernels():
-                table_weight = self._raw_weight(layer, block, op.inputs[1])
+                table_weight = self._raw_weight(layer, block, op.inputs[1], packed=True)
                 packed = self._matrices.packed(name, lambda: [table_weight.flatten(1)], head=True)
                 return lambda rows, ids: stored.rows_of(packed, ids[0]).to(self.dtype).unsqueeze(0)
             table = self._weight(layer, block, op.inputs[1])
@@ -514,7 +514,7 @@ class Decoder:
         inner_first = block.tensor(op.inputs[1]).dims[1].atoms[0].name in op.contracts
         parts: list[Part] = [*self._weights.codes(name)]
         if len(parts) != (block.tensor(op.inputs[1]).dims[0].size or 0) // self.share.ep.ranks:
-            weight = self._raw_weight(layer, block, op.inputs[1])
+            weight = self._raw_weight(layer, block, op.inputs[1], packed=True)
             parts = [*(weight.transpose(1, 2) if inner_first else weight)]
         matrices = [self._matrix_of(f"{name}.{index}", lambda part=part: [part]) for index, part in enumerate(parts)]  # type: ignore[misc]
         matmuls = [matmul_by(matrix, None if bias is None else bias[index]) for index, matrix in enumerate(matrices)]
@@ -538,14 +538,14 @@ class Decoder:
         """A parameter with one torch dim for each dim of the Graph's tensor, as it is computed with."""
         return self._raw_weight(layer, block, name).to(self.dtype)
 
-    def _raw_weight(self, layer: Layer, block: Block, name: str) -> Tensor:
-        """The same, in its file's dtype."""
+    def _raw_weight(self, layer: Layer, block: Block, name: str, *, packed: bool = False) -> Tensor:
+        """The same, in its file's dtype. packed: it is copied at once, so that it may be the file's own memory."""
         full = layer.call.parameter_name(name, layer.index)
         shape = [math.prod(atom.size or 1 for atom in dim.atoms) for dim in block.tensor(name).dims]
         if self.share.ep.ranks > 1 and name in routed_tensors(block):
             shape[0] //= self.share.ep.ranks
         if full not in self._shared:
-            return self._weights[full].view(shape)
+            return (self._weights.mapped(full) if packed else self._weights[full]).view(shape)
         if full not in self._read:
             self._read[full] = self._weights[full].to(self.dtype)
         return self._read[full].view(shape)

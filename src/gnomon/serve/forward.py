@@ -594,7 +594,8 @@ class _Writer:
         """Lists the parts of a linear's matrix (outputs, inputs)."""
         if codes := self.weights.codes(layer.call.parameter_name(op.inputs[1], layer.index)):
             return [*codes]
-        weight, inner = self._raw_weight(layer, block, op.inputs[1]), _inner(block, op)
+        name = layer.call.parameter_name(op.inputs[1], layer.index)
+        weight, inner = self.weights.mapped(name), _inner(block, op)
         first = block.tensor(op.inputs[1]).dims[0].atoms[0].name in op.contracts
         return [weight.reshape(inner, -1).T if first else weight.reshape(-1, inner)]
 
@@ -614,7 +615,7 @@ class _Writer:
             table = self.weights[name].view(-1, width).to(program.dtype)
             program.add("embed", tensors=(table, None), **values, flags=TABLES.index("rows"))
             return
-        packed = self.matrices.packed(name, lambda: [self.weights[name].view(-1, width)], head=True)
+        packed = self.matrices.packed(name, lambda: [self.weights.mapped(name).view(-1, width)], head=True)
         assert isinstance(packed, PackedStored), "a head is laid whole"
         self.program.weights.append(packed)
         scales = None if packed.scales is None else packed.scales.flatten().float()

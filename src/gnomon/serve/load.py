@@ -254,13 +254,22 @@ class Weights:
         slot = self.slots[name]
         value = self.reader(slot)
         assert value is not None, "values_of has looked at what is there"
+        return self._checked(name, value).view(slot.shape)
+
+    def mapped(self, name: str) -> Tensor:
+        """The same, where it lies in its file if it lies there as the Graph has it: for what is packed at once, since
+        copying first takes as long as packing."""
+        value = None if name == IDENTITY else self.reader.mapped(self.slots[name])
+        return self[name] if value is None else self._checked(name, value)
+
+    def _checked(self, name: str, value: Tensor) -> Tensor:
         # their least and largest take a tenth of the time of copying them, and are numbers only where all are
         if value.dtype in LOOKED_AT and value.numel() and not all(x.isfinite() for x in value.aminmax()):
             raise InputError(
                 f"{name} of {self.reader.folder.path} has {int((~value.isfinite()).sum())} weights that are no numbers "
                 f"(NaN or infinite): the file was damaged, or training has failed; fetch it again"
             )
-        return value.view(slot.shape)
+        return value
 
     def let_go(self) -> None:
         """What was read of the files takes no memory any more."""

@@ -52,6 +52,9 @@ class Weights(Protocol):
 
     def __getitem__(self, name: str, /) -> Tensor: ...
 
+    def mapped(self, name: str, /) -> Tensor:
+        """The same, maybe of its file's own memory: for what is copied at once."""
+
     def codes(self, name: str) -> Sequence[Codes]:
         """What a folder has packed of it, rows one below the other; nothing where it has numbers."""
 
@@ -190,6 +193,11 @@ class Matrices:
         kernel is faster so."""
         forms = self.forms
         assert forms.numbers is not None
+        if not sparse or self.weights.sparse_as is None:
+            numbers = [part for part in parts if isinstance(part, Tensor)]
+            laid = stored.lay_parts(numbers, forms.numbers, self._memory) if len(numbers) == len(parts) else None
+            if laid is not None:
+                return laid
         whole = torch.cat([(part.widened() if isinstance(part, Codes) else part).to(forms.dtype) for part in parts])
         # NumPy has no bfloat16: the bits travel as integers of the same width.
         bits = whole.view(torch.int16 if forms.dtype == torch.bfloat16 else torch.int32).numpy()

@@ -243,6 +243,16 @@ class WeightReader:
                 out[region[1]] = region[0]
         return out
 
+    def mapped(self, slot: Slot) -> Tensor | None:
+        """The part where it lies in its file, mapped and not yet read; None for what the folder has in several pieces
+        or not at all. No one may write to it, and a file that is cut short takes it away: for what is copied at
+        once."""
+        pieces = self.layout.pieces.get(slot.name, ())
+        if len(pieces) != 1 or slot.name in self.layout.four_bits:
+            return None
+        region = _region(self.folder.read(pieces[0].tensor), pieces[0], slot)
+        return region[0] if region is not None and region[0].shape == torch.Size(slot.shape) else None
+
     def blocks(self, name: str) -> Nf4Blocks | None:
         """A whole parameter that the folder has in four bits, mapped and not yet read; None for one that it has not.
         InputError for other codes than NF4's."""

@@ -260,9 +260,7 @@ def lay_parts(parts: Sequence[Tensor], numbers: Dense, memory: LargePages | None
             words = some.to(dtype).contiguous().view(torch.int32).view(-1, side, laid[1])
             codes[panel : panel + len(words)] = words.transpose(1, 2)
             panel += len(words)
-    return PackedStored(
-        shape=shape, storage=numbers, form=form, codes=codes.view(torch.uint8), scales=None, zeros=None
-    )
+    return PackedStored(shape=shape, storage=numbers, form=form, codes=codes.view(torch.uint8), scales=None, zeros=None)
 
 
 def repack(

@@ -98,7 +98,7 @@ class Forms:
         return 8.0 * self.dtype.itemsize if self.layers is None else self.layers.bits_a_weight((1024, 1024))
 
     @property
-    def numbers(self) -> Storage | None:
+    def numbers(self) -> Dense | None:
         """How numbers that are not rounded are stored; None: no kernel of ours multiplies by them."""
         name = NUMBERS.get(self.dtype)
         return None if name is None else Dense(dtype=name)

@@ -406,7 +406,7 @@ MIXTURES = (
     ModelType(
         name="qwen2_moe",
         reader=_qwen2_moe,
-        numerics=None,
+        numerics=Usual(normalised=False, normalised_key="norm_topk_prob"),
         weights=Family(names=((r"\.shared_experts\.", ".shared_expert."),), rules=EXPERTS, ignored=TABLES, copies=HEAD),
     ),
     ModelType(

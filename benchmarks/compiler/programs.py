@@ -188,12 +188,115 @@ TRUTH2: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
     "eq": torch.eq,
 }
 
+# What `--wide` adds to each of these: a program of a seed is another one with it.
+MORE_UNARY: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "mish": F.mish,
+    "selu": F.selu,
+    "softsign": F.softsign,
+    "exp2": torch.exp2,
+    "log2": lambda x: torch.log2(x.abs() + 1),
+    "atan": torch.atan,
+    "asinh": torch.asinh,
+    "pow 1.5": lambda x: x.abs() ** 1.5,
+    "pow 3": lambda x: x**3,
+    "pow -2": lambda x: (x.abs() + 1) ** -2,
+    "2 **": lambda x: 2 ** x.clamp(-9, 9),
+    "tanhshrink": F.tanhshrink,
+    "hardshrink": F.hardshrink,
+    "softshrink": F.softshrink,
+    "hardsigmoid": F.hardsigmoid,
+    "relu6": F.relu6,
+    "threshold": lambda x: F.threshold(x, 0.1, 2.0),
+    "frac": torch.frac,
+    "erfc": torch.erfc,
+    "logit": lambda x: torch.logit(torch.sigmoid(x), 1e-6),
+    "xlogy": lambda x: torch.xlogy(x.abs(), x.abs()),
+    "mod": lambda x: x % 3,
+    "floor div": lambda x: x // 0.7,
+    "mask": lambda x: x * (x > 0),
+    "double": lambda x: x.double().sin().to(x.dtype),
+    "in place": lambda x: x.clone().add_(1),
+    "softplus 2": lambda x: F.softplus(x, 2, 5.0),
+    "elu half": lambda x: F.elu(x, 0.5),
+}
+MORE_ROWS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "max dim": lambda x: x - last(x).max(-1, keepdim=True).values,
+    "normalize": lambda x: F.normalize(last(x), dim=-1),
+    "median": lambda x: x - last(x).median(-1, keepdim=True).values,
+    "group": lambda x: F.group_norm(x[None], 1)[0] if x.dim() > 1 else x,
+    "std 0": lambda x: x + last(x).std(0, keepdim=True),
+    "norm 1": lambda x: x / (last(x).norm(1, dim=-1, keepdim=True) + 1),
+    "norm inf": lambda x: x / (last(x).norm(math.inf, dim=-1, keepdim=True) + 1),
+    "top": lambda x: torch.where(last(x) >= last(x).topk(min(3, last(x).shape[-1]), -1).values[..., -1:], last(x), 0.0),
+    "sort": lambda x: last(x).sort(-1).values,
+    "logsumexp 0": lambda x: x - torch.logsumexp(last(x), 0, True),
+    "cummax": lambda x: last(x).cummax(-1).values,
+    "less amax": lambda x: x - x.amax() if x.numel() else x,
+    "logcumsumexp": lambda x: torch.logcumsumexp(last(x), -1),
+    "mm": lambda x: x @ x.transpose(0, -1) @ x if x.dim() == 2 else x,
+    "cross entropy": lambda x: x + F.cross_entropy(x, x.argmin(-1)) if x.dim() == 2 else x,
+    "less mean 0 1": lambda x: x - x.mean((0, -1), keepdim=True) if x.dim() > 1 else x,
+}
+MORE_MOVES: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "pad": lambda x: F.pad(last(x), (1, 2)),
+    "stack": lambda x: torch.stack([x, x * 0.5], -1),
+    "chunk": lambda x: last(x).chunk(2, -1)[0],
+    "unfold": lambda x: last(x).unfold(-1, 2, 1).sum(-1) if last(x).shape[-1] > 1 else x,
+    "index": lambda x: last(x)[torch.arange(last(x).shape[0]).flip(0)],
+    "gather": lambda x: torch.gather(last(x), -1, last(x).argsort(-1, stable=True)),
+    "tril": lambda x: torch.tril(x) if x.dim() > 1 else x,
+    "every second": lambda x: last(x)[..., ::2],
+    "diagonal": lambda x: x.diagonal(0, 0, -1) if x.dim() > 1 else x,
+    "rest": lambda x: last(x)[1:] if last(x).shape[0] > 1 else x,
+    "movedim": lambda x: x.movedim(0, -1) if x.dim() > 1 else x,
+    "twice": lambda x: last(x).repeat(2, *[1] * (last(x).dim() - 1)),
+    "split cat": lambda x: torch.cat(last(x).split(2, -1)[::-1], -1),
+}
+MORE_BINARY: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
+    "addcdiv": lambda a, b: torch.addcdiv(a, a, b.abs() + 1, value=0.3),
+    "alpha": lambda a, b: torch.add(a, b, alpha=0.7),
+    "rsub": lambda a, b: torch.rsub(a, b, alpha=0.3),
+    "lerp by": lambda a, b: torch.lerp(a, b, torch.sigmoid(b)),
+    "atan2": torch.atan2,
+    "hypot": torch.hypot,
+    "logaddexp": torch.logaddexp,
+    "fmax": torch.fmax,
+    "fmod": lambda a, b: torch.fmod(a, b.abs() + 0.5),
+    "copysign": torch.copysign,
+    "pow": lambda a, b: (a.abs() + 0.1) ** b.clamp(-3, 3),
+    "smooth l1": lambda a, b: F.smooth_l1_loss(a, b, reduction="none"),
+    "huber": lambda a, b: a + F.huber_loss(a, b),
+    "kl": lambda a, b: F.kl_div(F.log_softmax(last(a), -1), F.softmax(last(b), -1), reduction="none"),
+    "bce": lambda a, b: F.binary_cross_entropy_with_logits(a, torch.sigmoid(b), reduction="none"),
+    "equal": lambda a, b: torch.where(a == b, a * 2, b),
+    "dot": lambda a, b: a * (last(a) * last(b)).sum(-1, keepdim=True),
+    "cosine": lambda a, b: a * F.cosine_similarity(last(a), last(b), -1).unsqueeze(-1),
+    "swiglu": lambda a, b: F.silu(a) * b,
+    "clamp by": lambda a, b: torch.clamp(a, torch.minimum(a, b) - 0.1, b.abs()),
+    "mask": lambda a, b: a * (b > 0) + (a > b),
+}
+MORE_WHOLE: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "floor div": lambda x: x // 3,
+    "mod": lambda x: x % 7,
+    "right": lambda x: x >> 1,
+    "left": lambda x: x << 1,
+    "div": lambda x: torch.div(x, 3, rounding_mode="trunc"),
+    "cumsum": lambda x: last(x).cumsum(-1).to(x.dtype),
+    "amin": lambda x: x + last(x).amin(0, keepdim=True),
+    "prod": lambda x: x + last(x).prod(-1, keepdim=True, dtype=x.dtype),
+    "argmax": lambda x: x + last(x).argmax(-1, keepdim=True).to(x.dtype),
+    "bool": lambda x: x + x.bool(),
+    "pow": lambda x: x**2,
+}
+
 
 class Program:
     """One random program: `function`, its `inputs` by kind of numbers, and `text` that says what it is."""
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, wide: bool = False) -> None:
+        """Draws it. wide: of the operations of MORE_UNARY and its like too."""
         chance = random.Random(seed)
+        self.wide = wide
         self.dtype = chance.choice(
             [torch.float32] * 4 + [torch.bfloat16] * 3 + [torch.float64, torch.float16, torch.bool, *INTEGERS]
         )
@@ -213,12 +316,14 @@ class Program:
             )
 
     def _operations(self) -> tuple[dict[str, Any], dict[str, Any]]:
+        moves = MOVES | (MORE_MOVES if self.wide and self.dtype != torch.bool else {})
         if self.dtype.is_floating_point:
-            return {**UNARY, **ROWS, **MOVES}, BINARY
+            more = MORE_UNARY | MORE_ROWS if self.wide else {}
+            return {**UNARY, **ROWS, **moves, **more}, BINARY | (MORE_BINARY if self.wide else {})
         return (
-            ({**TRUTH, **MOVES, "cat": MOVES["flat"]}, TRUTH2)
+            ({**TRUTH, **moves, "cat": MOVES["flat"]}, TRUTH2)
             if self.dtype == torch.bool
-            else ({**WHOLE, **MOVES}, WHOLE2)
+            else ({**WHOLE, **moves, **(MORE_WHOLE if self.wide else {})}, WHOLE2)
         )
 
     @property
@@ -433,6 +538,7 @@ def main() -> int:
         action="store_true",
         help="kernels are kept or given back by chance, as their times in use may choose",
     )
+    parser.add_argument("--wide", action="store_true", help="of twice as many operations")
     options = parser.parse_args()
     warnings.simplefilter("ignore")
     if not options.timed:
@@ -446,7 +552,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as cache:
         os.environ.setdefault("GNOMON_CACHE", cache)
         for seed in range(options.seed, options.seed + options.programs):
-            program = Program(seed)
+            program = Program(seed, options.wide)
             result, why = tried(program)
             counts[result] += 1
             for made in backend.reports:

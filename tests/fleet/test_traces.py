@@ -157,6 +157,10 @@ def test_jobs_larger_than_the_cluster_and_unknown_devices() -> None:
         check_fits(read(PLAIN), small, Curve(small).memory_bytes)
     kept, larger = without_larger(read(PLAIN), small, Curve(small).memory_bytes)
     assert [job.id for job in kept.jobs] == ["a"] and [job.id for job in larger] == ["b"]
+    # What inference lends counts for both: a job that one pool of it could hold is neither an error nor left out.
+    lent = machines("1x4xv100-sxm-32gb", inference="1x8xv100-sxm-32gb")
+    check_fits(read(PLAIN), lent, Curve(lent).memory_bytes)
+    assert without_larger(read(PLAIN), lent, Curve(lent).memory_bytes)[1] == ()
     odd = "job_id,submit_s,duration_s,num_gpus,device\na,0,1,1,v100-smx-32gb\n"
     with pytest.raises(InputError, match="line 2: job 'a' is of device 'v100-smx-32gb'.*v100-sxm-32gb"):
         check_fits(read(odd), small, Curve(small).memory_bytes)

@@ -74,6 +74,22 @@ def test_a_joined_projection_has_one_adapter() -> None:
     assert apart.num_parameters() - joined.num_parameters() == 4 * 2 * 8 * 256
 
 
+@pytest.mark.parametrize("scaled", ["input", "output"])
+@pytest.mark.parametrize("magnitudes", [False, True])
+def test_the_joined_read_the_first_ones_low_rank_activation(
+    magnitudes: bool, scaled: Literal["input", "output"]
+) -> None:
+    """With DoRA's magnitudes too, which follow `lora_B`."""
+    qkv = ("q_proj", "k_proj", "v_proj")
+    adapters = Adapters(rank=8, targets=qkv, joined=True, magnitudes=magnitudes, scaled=scaled, dropout=0.1)
+    block = next(
+        b for b in with_adapters(model("llama-tiny"), adapters).blocks if any("lora_B" in o.path for o in b.ops)
+    )
+    ups = [op for op in block.ops if op.path.endswith("lora_B")]
+    assert len(ups) == 3 and len({op.inputs[0] for op in ups}) == 1
+    assert [dim.name for dim in block.tensor(ups[0].inputs[0]).dims][-1] == "lora_rank"
+
+
 def test_a_joined_projection_may_have_dropout() -> None:
     qkv = ("q_proj", "k_proj", "v_proj")
     plain, dropped = (

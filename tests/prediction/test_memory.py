@@ -14,8 +14,9 @@ from prediction.jobs import MEGATRON_2022, gpt_model, plan, small
 from gnomon.hardware import parse_cluster
 from gnomon.hardware.scaled import scaled
 from gnomon.models.presets import model
-from gnomon.plans import Mesh, Offload, Optimizer, Plan, Precision, Saved, SavedRule, Schedule, Workload
+from gnomon.plans import Layout, Mesh, Offload, Optimizer, Plan, Precision, Saved, SavedRule, Schedule, Workload
 from gnomon.prediction import Prediction, predict
+from gnomon.prediction.loading import loading
 from gnomon.prediction.temporary_memory import temporaries
 from gnomon.report.prediction import prediction_text
 from gnomon.search.fit.advice import advice
@@ -395,3 +396,21 @@ def test_a_loss_in_parts_never_has_whole_logits() -> None:
     assert parts.memory[0].peak_bytes < whole.memory[0].peak_bytes
     assert parts.step_s == whole.step_s
     assert any("chunked cross-entropy" in line for line in parts.assumptions)
+
+
+@pytest.mark.parametrize(
+    "mesh",
+    [Mesh(dp_shard=8), Mesh(dp_shard=8, ep=8), Mesh(dp_shard=4, pp=2, ep=4), Mesh(tp=4, dp_shard=2, ep=4, etp=2)],
+)
+def test_loading_counts_the_whole_model_under_every_mesh(mesh: Mesh) -> None:
+    """Each rank reads all experts, however few of them it holds afterwards."""
+    graph = model("mixtral-8x7b")
+    plan = Plan(
+        mesh=mesh,
+        layout=Layout(sequence_parallel=mesh.tp > 1),
+        schedule=Schedule(micro_batch_size=1),
+        optimizer=Optimizer(zero=1),
+    )
+    loads = with_facts(loads="each_rank")
+    prediction = predict(graph, parse_cluster("1x8xh100-sxm"), plan, Workload(global_batch_size=8, seq_len=256), loads)
+    assert loading(prediction).host_bytes == 8 * 2 * graph.num_parameters()

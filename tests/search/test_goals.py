@@ -10,9 +10,9 @@ import pytest
 from gnomon.errors import GnomonError, PlanError
 from gnomon.hardware import Cluster, local_cluster, parse_cluster, scaled
 from gnomon.models.presets import CONFIGS, build, model
-from gnomon.plans import Goal, Plan, Workload
+from gnomon.plans import Goal, Offload, Optimizer, Plan, Precision, Schedule, Workload
 from gnomon.plans.workload import whole_sequences
-from gnomon.prediction import predict
+from gnomon.prediction import fits_within, host_memory, predict, together
 from gnomon.prediction.predict import PLAIN_STACK
 from gnomon.search import make_space, parse_limit
 from gnomon.search.questions.goals import (
@@ -111,6 +111,19 @@ def test_a_case_takes_a_faster_plan_of_another_that_fits_it() -> None:
     assert first == middle == last != worse.plan
     longer = vary(replace(ASKED, improve=lucky_on_slow_links), CLUSTER, WORK, "seq_len", (128, 256))
     assert all(case.best is worse for case in longer)  # other work is another case's
+
+
+def test_a_goal_below_the_machines_memory_counts_what_is_on_the_host_where_that_is_one_memory() -> None:
+    """On a CPU an update on the host frees nothing: each memory alone is within the goal, both together are not."""
+    laptop = parse_cluster("1xcpu-process")
+    fp32 = Precision(param="fp32", compute="fp32", grad="fp32", reduce="fp32", master="none", states="fp32")
+    schedule, optimizer = Schedule(micro_batch_size=1), Optimizer(offload=Offload(), clip=False)
+    plan = Plan(schedule=schedule, optimizer=optimizer, precision=fp32)
+    prediction = predict(ASKED.graph, laptop, plan, WORK)
+    both, device = together(prediction)[0], max(rank.peak_bytes for rank in prediction.memory)
+    goal = (both + device) // 2
+    assert device < goal < both and host_memory(prediction).fits
+    assert fits_within(prediction, both) and not fits_within(prediction, goal)
 
 
 def test_two_things_vary_together() -> None:

@@ -20,12 +20,14 @@ from safetensors.torch import load_file, save_file  # noqa: E402
 from serve.against_generate import answers, compare, greedy, served, theirs  # noqa: E402
 
 from gnomon.errors import InputError, PlanError  # noqa: E402
+from gnomon.runtime.checkpoint.pretrained import model_of  # noqa: E402
 from gnomon.runtime.ops.paged import Visibility  # noqa: E402
-from gnomon.serve.load import open_model  # noqa: E402
+from gnomon.serve.load import DTYPES, open_model, state_bytes  # noqa: E402
 from gnomon.serve.messages import Ask  # noqa: E402
 from gnomon.serve.paged import Pages, Room  # noqa: E402
 from gnomon.serve.rows import Part, TokenRows, Turn  # noqa: E402
 from gnomon.serve.sampling import Sampling  # noqa: E402
+from gnomon.serve.scan import LayerScan  # noqa: E402
 from gnomon.serve.vocabulary import Vocabulary  # noqa: E402
 from gnomon.serve.worker import Worker  # noqa: E402
 from gnomon.serving.scheduler import Scheduler  # noqa: E402
@@ -75,6 +77,25 @@ def test_beginnings_are_found_where_layers_have_windows_or_states(kind: str, tmp
     assert found[2:] == [32, 48] and found[1] in (0, 32), found
     keys = ours.add(ids, greedy(20), count=3)
     assert answers(ours) == dict.fromkeys(keys, theirs(model, ids, 20))
+
+
+@pytest.mark.parametrize("dtype", ["bf16", "fp32", "fp64"])
+def test_a_states_bytes_are_those_of_its_tensors(dtype: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What snapshots are counted with, and what the scans hold for each slot."""
+    scans = []
+
+    class Seen(LayerScan):
+        def __init__(self, *given: Any) -> None:
+            super().__init__(*given)
+            scans.append(self)
+
+    monkeypatch.setattr("gnomon.serve.decoder.LayerScan", Seen)
+    _, ours = served("granitemoehybrid", tmp_path)
+    scans.clear()
+    opened = open_model(tmp_path, ours.rules, dtype=dtype, kv_bytes=2**24, max_model_len=128)
+    held = sum(scan.nbytes // len(scan.states) for scan in scans)
+    assert scans and held == state_bytes(model_of(tmp_path).graph, DTYPES[dtype])
+    assert opened.rules == ours.rules
 
 
 def test_log_probabilities_of_a_prompt_are_the_models(tmp_path: Path) -> None:

@@ -176,7 +176,7 @@ def check_fits(trace: Trace, cluster: Machines, memory: Memory) -> None:
     memory: what is foretold of it.
     """
     kinds = {pool.device for pool in cluster.pools}
-    whole = max(sum(p.devices for p in cluster.pools if not p.serves), *(p.devices for p in cluster.pools))
+    whole = _most_devices(cluster)
     large = [job for job in trace.jobs if job.fewest > whole]
     if large:
         raise InputError(
@@ -207,11 +207,16 @@ def check_fits(trace: Trace, cluster: Machines, memory: Memory) -> None:
 
 def without_larger(trace: Trace, cluster: Machines, memory: Memory) -> tuple[Trace, tuple[Job, ...]]:
     """The trace without jobs that need more devices than there are, or more memory than these have; and those jobs."""
-    whole = sum(pool.devices for pool in cluster.pools if not pool.serves)
+    whole = _most_devices(cluster)
     large = tuple(job for job in trace.jobs if job.fewest > whole or not _has_memory(cluster, job, memory))
     ids = {job.id for job in large}
     fitting = tuple(job for job in trace.jobs if job.id not in ids)
     return (replace(trace, jobs=fitting) if large else trace), large
+
+
+def _most_devices(cluster: Machines) -> int:
+    """Devices that one job can have at most: those of all training pools, or of one pool that inference lends."""
+    return max(sum(p.devices for p in cluster.pools if not p.serves), *(p.devices for p in cluster.pools))
 
 
 def _has_memory(cluster: Machines, job: Job, memory: Memory) -> bool:

@@ -56,11 +56,16 @@ def calculate(node: ast.expr) -> int:
                 case ast.Mult():
                     return a * b
                 case ast.Div() | ast.FloorDiv():
-                    # A shell's quotient is cut towards zero, Python's is rounded down.
-                    return int(a / b) if a * b < 0 else a // b
+                    return _quotient(a, b)
                 case ast.Mod():
-                    return a % b
+                    return a - b * _quotient(a, b)
     raise ValueError
+
+
+def _quotient(a: int, b: int) -> int:
+    """A shell's quotient, cut towards zero (Python's is rounded down); its remainder has the sign of `a`."""
+    size = abs(a) // abs(b)
+    return size if (a < 0) == (b < 0) else -size
 
 
 LAUNCHERS = ("torch.distributed", "accelerate", "deepspeed.launcher")

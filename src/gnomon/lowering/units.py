@@ -100,7 +100,7 @@ def unlike_numbers(plan: Plan, units: str) -> str | None:
     microbatches in the sentence), and what to change; None where they can: where they meet only at the end of a
     step."""
     mesh = plan.mesh
-    if plan.optimizer.zero == 3:
+    if plan.optimizer.zero == 3 and mesh.data_ranks > 1:
         return f"ZeRO 3 gathers parameters in step on all workers, whose numbers of {units} differ; use zero <= 1"
     if plan.optimizer.zero == 2 and mesh.data_ranks > 1:
         return f"ZeRO 2 reduces gradients after each of a worker's {units}, whose numbers differ; use zero <= 1"

@@ -133,7 +133,8 @@ def _frozen(block: Block, linears: tuple[Op, ...], adapters: Adapters) -> Block:
             continue
         adapted, added = _adapter(block, op, adapters, shared.get(op.inputs[0], ""))
         if adapters.joined:
-            shared.setdefault(op.inputs[0], adapted[-1 - len(_after(adapters))].inputs[0])
+            low = next(step for step in adapted if step.path == f"{op.path}.lora_B")
+            shared.setdefault(op.inputs[0], low.inputs[0])
         ops += adapted
         tensors += added
     return replace(block, tensors=tuple(tensors), ops=tuple(ops))

@@ -8,6 +8,7 @@ parts that a search reuses. Leaves out measuring and searching.
 from gnomon.prediction.band import Band as Band
 from gnomon.prediction.batch import layer_prices as layer_prices
 from gnomon.prediction.host_memory import HostMemory as HostMemory
+from gnomon.prediction.host_memory import fits_within as fits_within
 from gnomon.prediction.host_memory import host_memory as host_memory
 from gnomon.prediction.host_memory import together as together
 from gnomon.prediction.layer import layer_price as layer_price

@@ -74,6 +74,15 @@ def host_memory(prediction: Prediction) -> HostMemory:
     )
 
 
+def fits_within(prediction: Prediction, device_bytes: int) -> bool:
+    """Whether every rank's peak is at most `device_bytes`, and hosts hold what waits there.
+
+    What a goal asks, whose limit may be lower than what devices have (`Prediction.fits`).
+    """
+    ranks = all(rank.peak_bytes <= device_bytes for rank in prediction.memory)
+    return ranks and host_memory(prediction).fits_in(device_bytes)
+
+
 def together(prediction: Prediction) -> tuple[int, ...]:
     """Returns for each rank class, as in `Prediction.memory`, bytes of tensors on the device and the host in one, at
     most, in order of issue. What a rank takes where the two are one memory, as on a CPU: their peaks come at different

@@ -15,7 +15,7 @@ from gnomon.hardware import Node, catalogue
 from gnomon.prediction.host_memory import host_memory
 from gnomon.prediction.predict import Prediction
 from gnomon.prediction.stage import StagePrice, width
-from gnomon.sharding.parameters import frozen_bytes, local_elements
+from gnomon.sharding.parameters import frozen_bytes, local_elements, whole_bytes
 
 FILE_BYTES = 5 * 10**9
 """A file of a checkpoint on the hub, at most, as transformers writes it before release 5."""
@@ -91,7 +91,7 @@ def _of_whole_node(node: Node) -> int | None:
 
 
 def _layers_bytes(stage: StagePrice) -> list[int]:
-    """Parameters of each kind of layer, whole, as they are loaded."""
+    """Parameters of each kind of layer on one rank before ZeRO divides them, as they are loaded."""
     size = width(stage.plan.precision.compute)
     out = []
     for price, _ in stage.layers:
@@ -102,9 +102,8 @@ def _layers_bytes(stage: StagePrice) -> list[int]:
 
 def _whole_bytes(stage: StagePrice) -> int:
     """All parameters of a stage, as they are loaded."""
-    layers = zip(_layers_bytes(stage), stage.layers, strict=True)
-    # Prices are of one tensor-parallel rank: times tp, what is whole on each rank (norms) is counted tp times.
-    return sum(size * len(labels) for size, (_, labels) in layers) * stage.mesh.tp
+    dtype = stage.plan.precision.compute
+    return sum(whole_bytes(price.sharded, dtype) * len(labels) for price, labels in stage.layers)
 
 
 def _shard_bytes(stage: StagePrice) -> int:

@@ -103,17 +103,9 @@ def number(value: float, digits: int = 3) -> str:
         return "0"
     if not 1e-4 <= abs(value) < 1e9:
         return f"{value:.{digits}g}"
-    whole = len(f"{abs(value):.0f}")
-    decimals = max(0, digits - whole) if abs(value) >= 1 else _decimals(abs(value), digits)
-    return f"{value:,.{decimals}f}"
-
-
-def _decimals(value: float, digits: int) -> int:
-    """Decimals that show `digits` significant ones of a value below 1."""
-    zeros = 0
-    while value * 10 ** (zeros + 1) < 1:
-        zeros += 1
-    return zeros + digits
+    # The exponent of the value once rounded: 9.996 is 1.00e+01, so "10.0".
+    exponent = int(f"{value:.{digits - 1}e}".partition("e")[2])
+    return f"{value:,.{max(0, digits - 1 - exponent)}f}"
 
 
 def percent(value: float | None, digits: int = 1) -> str:

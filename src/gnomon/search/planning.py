@@ -15,7 +15,7 @@ from gnomon.hardware import Cluster, parse_cluster
 from gnomon.models.presets import graph_of
 from gnomon.plans import Goal, Offload, Optimizer, Plan, Workload
 from gnomon.plans.precision import default_precision
-from gnomon.prediction import Prediction, host_memory
+from gnomon.prediction import Prediction
 from gnomon.prediction.predict import PLAIN_STACK
 from gnomon.search.bounds.families import SearchJob
 from gnomon.search.budget import KeepGoing, always, until
@@ -245,7 +245,7 @@ def _on_host(result: Result, fixed: Mapping[str, object], limits: Iterable[Limit
             continue
         budget = until(ON_HOST_S)
         best = solve(graph, cluster, result.workload, space, result.stack, result.goal, top=1, keep_going=budget).best
-        if best and host_memory(best[0].prediction).fits:
+        if best:  # what a search returns is within devices and hosts
             return (
                 f"; with {what} on the host and gradients not clipped one fits, {show_seconds(best[0].step_s)} a step: "
                 f"--no-clip {flag}"

@@ -340,7 +340,7 @@ def sizes_of(
         scans=any(block.does("scans") for block in graph.blocks),
         lanes=ways.pp,
     )
-    if sizes.scans and rules.prefix_cache and (state := state_bytes(graph)):
+    if sizes.scans and rules.prefix_cache and (state := state_bytes(graph, dtype)):
         # an eighth of the memory, or what four times the running requests have
         sizes = replace(sizes, snapshots=min(4 * sizes.max_seqs, kv_bytes // 8 // sizes.lanes // state))
         kv_bytes -= sizes.lanes * sizes.snapshots * state
@@ -380,9 +380,12 @@ def block_bytes(graph: Graph, sizes: Sizes, dtype: torch.dtype) -> tuple[int, in
     return every, windowed
 
 
-def state_bytes(graph: Graph) -> int:
-    """Counts the bytes of the states of one request in all scans, and of the tokens that they convolve."""
-    total = 0
+def state_bytes(graph: Graph, dtype: torch.dtype) -> int:
+    """Counts the bytes of the states of one request in all scans, and of the tokens that they convolve.
+
+    dtype: of the weights. States are in float32, or wider where the weights are, as `LayerScan` holds them.
+    """
+    total, wide = 0, torch.promote_types(dtype, torch.float32).itemsize
     for layer in graph.layers():
         block = graph.block(layer.call.block)
         for op in block.ops:
@@ -391,8 +394,7 @@ def state_bytes(graph: Graph) -> int:
                 x, bc = (list(named[name].dims) for name in ("weight_x", "weight_bc"))
                 width, taps, state = _row((*x[0].atoms, *x[1].atoms)), x[-1].size or 1, bc[2].size or 1
                 channels = width + _row(atom for dim in bc[:-1] for atom in dim.atoms)
-                # In float32, as `LayerScan` holds them.
-                total += 4 * (width * state + channels * (taps - 1))
+                total += wide * (width * state + channels * (taps - 1))
     return total
 
 

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
-from gnomon.graph import DTYPE_BITS, Number, Tensor
+from gnomon.graph import DTYPE_BITS, Number, Tensor, numel
 from gnomon.plans import Mesh, Optimizer, Precision
 from gnomon.sharding.block import ShardedBlock
 from gnomon.sharding.homes import routed_tensors
@@ -88,11 +88,16 @@ def frozen_bytes(sharded: ShardedBlock, *, experts: bool, only: frozenset[str] |
     routed, total = routed_tensors(sharded.block), 0
     for tensor in sharded.block.frozen:
         if (tensor.name in routed) == experts and (only is None or tensor.name in only):
-            bits = sharded.dtypes.bits(tensor.dtype)
-            elements = _elements(sharded, tensor)
-            # NF4 has scales of blocks besides its codes.
-            total += nf4_bytes(elements) if bits == 4 else elements * bits // 8
+            total += _stored_bytes(_elements(sharded, tensor), sharded.dtypes.bits(tensor.dtype))
     return total
+
+
+def whole_bytes(sharded: ShardedBlock, dtype: str) -> int:
+    """Bytes of the block's weights before any axis divides them, as a checkpoint has them: all experts, each once.
+    dtype: of those that are trained; frozen ones have their own."""
+    block = sharded.block
+    trained = sum(_whole_elements(tensor) for tensor in block.parameters) * _bytes_of(dtype)
+    return trained + sum(_stored_bytes(_whole_elements(t), sharded.dtypes.bits(t.dtype)) for t in block.frozen)
 
 
 def shard_ranks(mesh: Mesh, *, experts: bool) -> int:
@@ -227,6 +232,18 @@ def _elements(sharded: ShardedBlock, tensor: Tensor) -> int:
     size = sharded.local_elements[tensor.name]
     assert isinstance(size, int), "a parameter has fixed sizes"
     return size
+
+
+def _whole_elements(tensor: Tensor) -> int:
+    """Elements of a parameter on all ranks together, each once."""
+    size = numel(tensor.dims, {})
+    assert isinstance(size, int), "a parameter has fixed sizes"
+    return size
+
+
+def _stored_bytes(elements: int, bits: int) -> int:
+    """Bytes of a frozen weight. NF4 has scales of blocks besides its codes."""
+    return nf4_bytes(elements) if bits == 4 else elements * bits // 8
 
 
 def _bytes_of(dtype: str) -> int:

@@ -71,9 +71,9 @@ class _Round:
         stopped = self._give_back() if self.state.owed else set()
         for node in self.given_back:
             self.free[node] = 0
-        self._start(stopped)
+        self._start()
         if self.elastic:
-            self._scale(stopped)
+            self._scale()
         before = {active.job.id: active.allocation for active in self.state.running}
         out = [Decision(job, ()) for job in before if job in stopped]
         out += [
@@ -140,7 +140,7 @@ class _Round:
 
     # Start.
 
-    def _start(self, stopped: set[str]) -> None:
+    def _start(self) -> None:
         """Minimum demands of those that wait, shortest first; extra workers of elastic jobs make room."""
         waiting = list(self.state.queue)
         if not waiting:
@@ -204,7 +204,7 @@ class _Round:
 
     # Scale.
 
-    def _scale(self, stopped: set[str]) -> None:
+    def _scale(self) -> None:
         """Free devices to elastic jobs, by the seconds that each gains."""
         jobs = [self.active[job] for job in self.allocations if self.active[job].job.elastic]
         free = {id(nodes): sum(self.free[n] for n in nodes) for nodes in (self.training, self.borrowed)}

@@ -91,7 +91,10 @@ class FeedOfLengths(Feed):
                 plan.layout.dispatch == "all_gather" and plan.mesh.ep > 1,
                 "layout.dispatch = 'all_gather' gathers as many tokens of each rank; use all_to_all",
             ),
-            (plan.optimizer.zero == 3, "ZeRO 3 gathers parameters in step on all workers; use zero <= 2"),
+            (
+                plan.optimizer.zero == 3 and plan.mesh.data_ranks > 1,
+                "ZeRO 3 gathers parameters in step on all workers; use zero <= 2",
+            ),
         )
         check_methods(plan, "run")
         reason = next((text for found, text in reasons if found), None)

@@ -14,7 +14,7 @@ from gnomon.errors import PlanError, ProgramError
 from gnomon.graph import Graph
 from gnomon.hardware import Cluster
 from gnomon.plans import Goal, Workload
-from gnomon.prediction import TimedPlan, host_memory
+from gnomon.prediction import TimedPlan, fits_within
 from gnomon.search.best_first import Ended, Search
 from gnomon.search.bounds.families import Family, SearchJob
 from gnomon.search.bounds.tighter_time import Loose, Tighten
@@ -129,9 +129,7 @@ class EqualDevices:
             return  # whether it fits does not matter
         prediction = timed.prediction()
         found = FoundPlan(point=point, plan=plan, prediction=prediction)
-        if all(rank.peak_bytes <= self.limit for rank in prediction.memory) and host_memory(prediction).fits_in(
-            self.limit
-        ):
+        if fits_within(prediction, self.limit):
             search.shortlist.add(found)
             return
         if self.smallest is None or prediction.tightest.peak_bytes < self.smallest.prediction.tightest.peak_bytes:

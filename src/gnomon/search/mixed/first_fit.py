@@ -17,7 +17,7 @@ from gnomon.errors import PlanError, ProgramError
 from gnomon.graph import Graph
 from gnomon.hardware import Cluster
 from gnomon.plans import Goal, Workload
-from gnomon.prediction import predict
+from gnomon.prediction import fits_within, predict
 from gnomon.search.best_first import Search
 from gnomon.search.equal.devices import EqualDevices
 from gnomon.search.mixed.bounds import Doubles, Longs
@@ -130,6 +130,6 @@ def roomiest(
             prediction = predict(graph, cluster, space.plan(point), workload, stack)
         except (PlanError, ProgramError):
             continue
-        if all(rank.peak_bytes <= limit_bytes for rank in prediction.memory):
+        if fits_within(prediction, limit_bytes):
             return FoundPlan(point=point, plan=prediction.plan, prediction=prediction)
     return None

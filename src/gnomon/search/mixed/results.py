@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from gnomon.hardware.kinds import DeviceKind
 from gnomon.plans import Plan
-from gnomon.prediction import Prediction
+from gnomon.prediction import Prediction, host_memory
 from gnomon.search.mixed.space import MixedPoint
 
 
@@ -33,7 +33,8 @@ class MixedFound:
 
 
 def fits(prediction: Prediction, kinds: tuple[DeviceKind, ...], limits: tuple[int, ...]) -> bool:
-    """Whether every rank's peak is within what its device may hold."""
+    """Whether every rank's peak is within what its device may hold, and hosts hold what waits there."""
     allowed = {device: limit for kind, limit in zip(kinds, limits, strict=True) for device in kind.devices}
     place = prediction.plan.device_of
-    return all(rank.peak_bytes <= min(allowed[place[r]] for r in rank.ranks) for rank in prediction.memory)
+    ranks = all(rank.peak_bytes <= min(allowed[place[r]] for r in rank.ranks) for rank in prediction.memory)
+    return ranks and host_memory(prediction).fits_in(min(limits))

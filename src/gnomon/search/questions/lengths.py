@@ -21,7 +21,7 @@ from gnomon.methods import every as every_method
 from gnomon.methods.method import StandIn, mean_and_longest
 from gnomon.plans import Goal, Mesh, Plan, Workload
 from gnomon.plans.precision import default_precision
-from gnomon.prediction import Prediction, host_memory, predict
+from gnomon.prediction import Prediction, fits_within, predict
 from gnomon.prediction.predict import PLAIN_STACK
 from gnomon.search.budget import KeepGoing, always
 from gnomon.search.equal.solve import solve
@@ -309,7 +309,7 @@ class _LengthsQuestion:
 
     def fits(self, prediction: Prediction) -> bool:
         """Whether every rank stays within the limit, and the host too."""
-        return all(rank.peak_bytes <= self.limit_bytes for rank in prediction.memory) and host_memory(prediction).fits
+        return fits_within(prediction, self.limit_bytes)
 
     def rank(self, prediction: Prediction) -> tuple[bool, float]:
         """What is better comes first: plans that fit by their step, the others by their peak."""

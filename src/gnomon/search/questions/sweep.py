@@ -15,7 +15,7 @@ from gnomon.hardware import Cluster, scaled
 from gnomon.hardware.kinds import is_mixed
 from gnomon.plans import Plan, Workload
 from gnomon.plans.workload import whole_sequences
-from gnomon.prediction import host_memory, predict
+from gnomon.prediction import fits_within, predict
 from gnomon.search.questions.goals import Case, Question, of_nodes
 from gnomon.search.results import FoundPlan, memory_limit
 from gnomon.units import show_bytes
@@ -111,8 +111,9 @@ def _tried(question: Question, case: Case, candidate: FoundPlan) -> FoundPlan | 
     except GnomonError:
         return None
     limit = memory_limit(case.cluster, question.goal)
-    fits = all(rank.peak_bytes <= limit for rank in prediction.memory) and host_memory(prediction).fits
-    return FoundPlan(point=candidate.point, plan=candidate.plan, prediction=prediction) if fits else None
+    if not fits_within(prediction, limit):
+        return None
+    return FoundPlan(point=candidate.point, plan=candidate.plan, prediction=prediction)
 
 
 def _changed(cluster: Cluster, workload: Workload, name: str, value: Value) -> tuple[Cluster, Workload]:

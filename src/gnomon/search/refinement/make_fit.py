@@ -15,7 +15,7 @@ from gnomon.errors import GnomonError
 from gnomon.graph import Graph
 from gnomon.hardware import Cluster
 from gnomon.plans import Goal, Plan, Workload
-from gnomon.prediction import Prediction, host_memory, predict
+from gnomon.prediction import Prediction, fits_within, predict
 from gnomon.search.equal.solve import solve
 from gnomon.search.refinement.choices import BUCKETS, Choice, Value
 from gnomon.search.results import FoundPlan, memory_limit
@@ -292,5 +292,4 @@ class Squeeze:
 
     def _fits(self, prediction: Prediction) -> bool:
         """Whether every rank's peak is within the goal's limit, and the host's memory holds what waits there."""
-        limit = memory_limit(self.cluster, self.goal)
-        return all(rank.peak_bytes <= limit for rank in prediction.memory) and host_memory(prediction).fits_in(limit)
+        return fits_within(prediction, memory_limit(self.cluster, self.goal))

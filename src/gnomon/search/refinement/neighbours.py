@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 
 from gnomon.errors import GnomonError, PlanError, ProgramError
 from gnomon.plans import Plan, Saved
-from gnomon.prediction import Prediction, TimedPlan, host_memory
+from gnomon.prediction import Prediction, TimedPlan, fits_within
 from gnomon.search.refinement.changes import changes
 from gnomon.search.results import FoundPlan, Result
 from gnomon.search.space.points import Point, Space, saving_of
@@ -95,8 +95,7 @@ def _faster(result: Result, point: Point, plan: Plan, than_s: float) -> FoundPla
         prediction = timed.prediction()
     except GnomonError:
         return None
-    fits = all(rank.peak_bytes <= result.limit_bytes for rank in prediction.memory)
-    if not fits or not host_memory(prediction).fits_in(result.limit_bytes):
+    if not fits_within(prediction, result.limit_bytes):
         return None
     return FoundPlan(point=point, plan=plan, prediction=prediction)
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from gnomon.errors import GnomonError, PlanError
 from gnomon.methods.disco import USUAL
 from gnomon.plans import Plan, stage_layers
-from gnomon.prediction import Prediction, TimedPlan, host_memory, predict
+from gnomon.prediction import Prediction, TimedPlan, fits_within, predict
 from gnomon.search.budget import KeepGoing, always
 from gnomon.search.refinement.bucket_cuts import Grain, both_ways, cut_of, search, seed, with_grain
 from gnomon.search.refinement.choices import CHOICES, Choice, Value, runs_plan, runs_value, shown_grain
@@ -328,5 +328,4 @@ class _Descent:
         return predicted if predicted is not None and predicted.step_s < than_s else None
 
     def _fits(self, prediction: Prediction) -> bool:
-        limit = self.result.limit_bytes
-        return all(rank.peak_bytes <= limit for rank in prediction.memory) and host_memory(prediction).fits_in(limit)
+        return fits_within(prediction, self.result.limit_bytes)

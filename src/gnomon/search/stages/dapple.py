@@ -20,7 +20,7 @@ from gnomon.hardware import Cluster
 from gnomon.orders.one_f_one_b import DAPPLE
 from gnomon.plans import Mesh, Pass, Plan, Schedule, Stage, Workload
 from gnomon.plans.select import format_layers, format_ranks
-from gnomon.prediction import Prediction, predict
+from gnomon.prediction import Prediction, fits_within, predict
 from gnomon.prediction.layer import parameter_elements
 from gnomon.prediction.predict import PLAIN_STACK
 from gnomon.prices.collectives import collective_seconds, p2p_seconds
@@ -255,8 +255,7 @@ def dapple(
             if plan.num_stages == 1 and (parallel is None or predicted_plan.step_s < parallel.step_s):
                 parallel = predicted_plan
             limit = limit_bytes or min(rank.limit_bytes for rank in predicted_plan.memory)
-            fits = all(rank.peak_bytes <= limit for rank in predicted_plan.memory)
-            if fits and (best is None or predicted_plan.step_s < best.step_s):
+            if fits_within(predicted_plan, limit) and (best is None or predicted_plan.step_s < best.step_s):
                 best = predicted_plan
     return Dapple(best=best, predicted=predicted, states=states, parallel=parallel)
 

@@ -46,6 +46,10 @@ TEXT = {
 }
 PLAIN = {key: value for key, value in TEXT.items() if key not in ("head_dim", "num_key_value_heads")}
 """Of classes without grouped queries."""
+NO_KEY_OF_DROPOUT = {key: value for key, value in TEXT.items() if key != "attention_dropout"}
+"""Of classes that do not have it, and write what else they are given to their files."""
+OWN_WIDTH = {key: value for key, value in PLAIN.items() if key != "intermediate_size"}
+"""Of classes with a name of their own for the width of a feed-forward."""
 NO_DROPOUT = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
 GPT = {**IDS, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 64, "n_ctx": 64}
 GPT |= {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
@@ -152,7 +156,7 @@ CONFIGS: Mapping[str, Mapping[str, Any]] = {
     "glm": TEXT,
     "glm4": TEXT,
     "seed_oss": {**TEXT, "residual_dropout": 0.0},
-    "ernie4_5": TEXT,
+    "ernie4_5": NO_KEY_OF_DROPOUT,
     "exaone4": FOUR,
     "arcee": TEXT,
     "nemotron": TEXT,
@@ -160,12 +164,12 @@ CONFIGS: Mapping[str, Mapping[str, Any]] = {
     "ministral3": TEXT,
     "phi": {**PLAIN, "resid_pdrop": 0.0, "embd_pdrop": 0.0},
     "starcoder2": {**WINDOWED, "residual_dropout": 0.0, "embedding_dropout": 0.0},
-    "falcon": {**PLAIN, "hidden_dropout": 0.0},
-    "opt": {**PLAIN, "ffn_dim": 48, "word_embed_proj_dim": 32, "dropout": 0.0},
+    "falcon": {**OWN_WIDTH, "hidden_dropout": 0.0},
+    "opt": {**OWN_WIDTH, "ffn_dim": 48, "word_embed_proj_dim": 32, "dropout": 0.0},
     "bloom": {**IDS, "hidden_size": 32, "n_layer": 2, "n_head": 4, "hidden_dropout": 0.0},
     "gptj": GPTJ,
     "codegen": GPTJ,
-    "gpt_bigcode": GPT,
+    "gpt_bigcode": {key: value for key, value in GPT.items() if key != "n_ctx"},
     "gpt_neo": {
         **IDS,
         "hidden_size": 32,
@@ -189,7 +193,7 @@ CONFIGS: Mapping[str, Mapping[str, Any]] = {
     "granitemoe": {**TEXT, **LOCAL},
     "phimoe": {**TEXT, **LOCAL},
     "ernie4_5_moe": {
-        **TEXT,
+        **NO_KEY_OF_DROPOUT,
         "moe_num_experts": 4,
         "moe_k": 2,
         "moe_intermediate_size": 16,

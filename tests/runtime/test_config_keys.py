@@ -42,12 +42,14 @@ RIGHT: tuple[tuple[str, dict[str, Any]], ...] = (
     ("roberta", {"hidden_act": "relu"}),
     ("ernie4_5_moe", {"moe_norm_min": 2.0}),
     ("granitemoe", {"norm_topk_prob": False}),
+    ("qwen2_moe", {"norm_topk_prob": True}),
     ("gptj", {"rope_theta": 500.0}),
 )
 """What once trained another model without a word, and is computed now."""
 
 NAMED: tuple[tuple[str, dict[str, Any], str], ...] = (
-    ("olmo", {"clip_qkv": 0.05}, "clip_qkv"),
+    ("olmo", {"clip_qkv": 0.05}, "clip_qkv=0.05 .* understood is null"),
+    ("cohere", {"use_qk_norm": True}, "use_qk_norm"),  # norms with weights for every head
     ("mpt", {"attn_config": {"alibi": True, "clip_qkv": 0.05}}, "clip_qkv"),
     ("falcon", {"alibi": True}, "alibi"),
     ("bamba", {"hidden_act": "gelu"}, "hidden_act"),

@@ -35,7 +35,7 @@ from gnomon.software.engine import engine  # noqa: E402
 
 pytestmark = pytest.mark.torch
 
-SAMPLE = ("gemma2", "gpt_oss", "deepseek_v3", "bloom", "phi3 (longrope)", "granitemoehybrid")
+SAMPLE = ("gemma2", "gpt_oss", "deepseek_v3", "bloom", "phi3 (longrope)", "granitemoehybrid", "qwen2_moe")
 
 
 @pytest.mark.parametrize("kind", SAMPLE)

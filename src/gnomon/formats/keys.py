@@ -153,7 +153,7 @@ class Keys:
         value = self.raw(key)
         # The types as well: in Python 0 equals False.
         if value is not None and not any(value == a and type(value) is type(a) for a in allowed):
-            known = " or ".join(map(repr, allowed))
+            known = " or ".join(map(repr, allowed)) or "null"
             self.fail(key, f"{key}={value!r} changes the mathematics and is not supported; understood is {known}")
 
     def ignore(self, *keys: str) -> None:

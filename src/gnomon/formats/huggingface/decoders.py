@@ -27,6 +27,7 @@ from gnomon.formats.huggingface.parts import (
     clipped,
     factor,
     free_multipliers,
+    only,
     optional_window,
     sizes_of,
 )
@@ -213,6 +214,7 @@ def _cohere(
     k.ignore("model_max_length", "logit_scale", "rotary_pct", "position_embedding_type")
     if not options.complete:
         notes.append("the factor of its logits is counted as free")
+    only(k, options, "use_qk_norm", False)
     if normed := k.flag("use_qk_norm", False):
         notes.append("its norms of q and k, which have weights for every head, are counted with one head's weights")
     return decoder(

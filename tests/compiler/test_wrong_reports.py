@@ -216,3 +216,14 @@ def test_the_ends_of_integers_may_cancel_in_a_sum_of_floats() -> None:
     assert not gate.as_right((other[0] + torch.tensor([[0.0], [1.0]]),), wanted, total, (x,))
     doubled = lambda x: (x * 2,)  # noqa: E731
     assert not gate.as_right((x * 2 + (x > 1 << 40),), doubled(x), doubled, (x,))
+
+
+def test_integers_wrap_by_the_compilers_word() -> None:
+    """A sum that overflows means nothing in C++, and what is compared with it may be left out."""
+    x = torch.tensor([2**63 - 1, -(2**63), 5]).repeat(20)
+    made = compiled(lambda x: ((x + 1) > x, x * 31 - 7), x)
+    assert "-fwrapv" in made.program.groups[0].kernel.source.splitlines()[0]
+    for _ in range(2):
+        larger, product = run(made, x)
+        assert torch.equal(larger, (x + 1) > x) and torch.equal(product, x * 31 - 7)
+    assert "-fwrapv" not in compiled(lambda x: F.gelu(x) * 2, torch.randn(9)).program.groups[0].kernel.source

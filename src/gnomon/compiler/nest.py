@@ -38,6 +38,9 @@ from gnomon.compiler.tiles import Nest, Pass
 
 _ACROSS = {"sum": "hsum", "prod": "hprod", "max": "hmax", "peak": "hmax", "min": "hmin", "any": "any", "all": "all"}
 
+WRAP = frozenset({"add", "sub", "mul", "neg", "abs", "sum", "prod"})
+"""Operations whose result may leave the integers of 64 bits."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kernel:
@@ -71,7 +74,9 @@ def _function(text: Text) -> None:
     arguments = [f"const {TYPES[nest.body.inputs[s].dtype]}* p{s}" for s in text.slots]
     arguments += [f"{TYPES[out.dtype]}* q{n}" for n, out in enumerate(nest.outputs)]
     # Eager rounds each product before it is added (a * b - b * a is 0) but in the loops that rules say by `fused`.
-    text.say(0, f"{ASKS}-ffp-contract=off")
+    # Integers wrap as ATen's do; to C++ a sum that overflows means nothing.
+    wraps = " -fwrapv" if any(ins.kind == "L" and ins.op in WRAP for ins in nest.body.code) else ""
+    text.say(0, f"{ASKS}-ffp-contract=off{wraps}")
     text.say(0, '#include "vector.h"')
     text.say(0, '#include "math.h"')
     text.say(0, "")

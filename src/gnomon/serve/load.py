@@ -21,7 +21,7 @@ from torch import Tensor
 from gnomon.errors import InputError
 from gnomon.graph import Dtypes, Graph
 from gnomon.graph.outputs import without_loss
-from gnomon.late import load_late
+from gnomon.late import load_late, without_collection
 from gnomon.plans import Layout, Mesh
 from gnomon.runtime.checkpoint.pretrained import model_of, values_of
 from gnomon.runtime.module.apply import DTYPES, slots_of
@@ -200,7 +200,7 @@ def load_share(
 ) -> Decoder:
     """What one rank holds. identity: rows of the identity that stands in the head's place. expert_copies: as `Decoder`
     has them. Errors as `look` has them."""
-    with _large_apart():
+    with _large_apart(), without_collection():
         weights = Weights(folder, found.graph, share, identity)
         linears = weights.linears(found.graph_without_loss) if adapters else {}
         lows = [read_adapter(name, path, linears, share.slots) for name, path in adapters]

@@ -81,7 +81,7 @@ def test_predictions_say_what_copies_gain(tmp_path: Path, capsys: pytest.Capture
     gains = {follows: float(re.findall(r"gain (\S+)% of", one)[0]) for follows, one in said.items()}
     assert gains[True] > 10 > 1 > gains[False] >= 0
     assert main([*asked, "--router", str(file)]) == 0  # as a load
-    assert "experts placed by" in capsys.readouterr().out
+    assert "experts in order, as gnomon serve has them" in capsys.readouterr().out
     asked += ["--expert-copies", "2"]
     recorded_ = [*asked, "--router", str(file)]
     for wrong, why in (

@@ -66,10 +66,11 @@ def searched(options: PlanOptions) -> tuple[ServingQuestion, BestServing]:
     load_of, notes = expert_loads(options, question.graph), list[str]()
 
     @cache
-    # Cached, so that what it has to say of an ep is noted once, however many candidates have it.
-    def expert_load(ep: int) -> float:
+    # Cached, so that what it has to say of an ep is noted once, however many candidates have it: of an engine, too,
+    # as these do not place experts alike.
+    def expert_load(ep: int, rules: Engine) -> float:
         try:
-            return load_of(ep, notes if ep > 1 else [])
+            return load_of(ep, rules, notes if ep > 1 else [])
         except InputError as error:  # so many devices cannot have equal numbers of copies
             notes.append(f"ep {ep} is not planned: {error}")
             return float("inf")

@@ -468,9 +468,9 @@ def _stored(model: str | None) -> str | None:
     return served_format(read_json(read_source(path)[0], str(path), infinite=True))
 
 
-def expert_loads(options: ServedOptions, graph: Graph) -> Callable[[int, list[str]], float]:
-    """(ep, notes) -> rows of the busiest of ep devices over the mean, experts placed by the load of --router; what that
-    gains is noted. Even without one. InputError where there is nothing to place."""
+def expert_loads(options: ServedOptions, graph: Graph) -> Callable[[int, Engine, list[str]], float]:
+    """(ep, engine, notes) -> rows of the busiest of ep devices over the mean by the load of --router, experts where the
+    engine has them; which is noted. Even without a load. InputError where there is nothing to place."""
     name = options.router if isinstance(options, (PredictOptions, PlanOptions)) else None
     copies = options.redundant_experts or 0
     experts = next(
@@ -482,7 +482,7 @@ def expert_loads(options: ServedOptions, graph: Graph) -> Callable[[int, list[st
     if name is not None and experts is None:
         raise InputError(f"--router is how tokens spread over experts, and {graph.name} has none; leave it out")
     if name is None or experts is None:
-        return lambda ep, assumed: 1.0
+        return lambda ep, rules, assumed: 1.0
     router, many = named_router(name, graph), experts
 
     @cache
@@ -490,11 +490,18 @@ def expert_loads(options: ServedOptions, graph: Graph) -> Callable[[int, list[st
     def found(ep: int) -> ExpertLoads:
         return loads(router, many, copies, ep)
 
-    def load(ep: int, assumed: list[str]) -> float:
+    def load(ep: int, rules: Engine, assumed: list[str]) -> float:
         # Said, as --router then changes nothing, which a user would not expect.
         if ep == 1:
             assumed.append(f"--router {name}: with ep 1 every device has all experts, and none is busier")
             return 1.0
+        if rules.name == "gnomon" and not copies:
+            # `gnomon serve` deals experts out in order (`serve.division`), so that is what it is held against.
+            assumed.append(
+                f"experts in order, as gnomon serve has them, by {name} on ep {ep}: the busiest device computes "
+                f"{found(ep).in_order:.2f} of the mean, and {found(ep).placed:.2f} if they were placed by that load"
+            )
+            return found(ep).in_order
         with_copies = f"with {copies} copies " if copies else ""
         assumed.append(
             f"experts placed by {name} {with_copies}on ep {ep}: the busiest device computes {found(ep).placed:.2f} of "
@@ -566,7 +573,7 @@ def _serving(
     ep = options.ep or (tp * dp if dp > 1 else 1)
     expert_load = 1.0
     if not isinstance(options, PlanOptions) and not options.expert_copies:  # a plan chooses ep
-        expert_load = expert_loads(options, graph)(ep, assumed)
+        expert_load = expert_loads(options, graph)(ep, record, assumed)
     made = Serving(
         tp=tp,
         pp=pp,

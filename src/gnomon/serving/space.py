@@ -97,7 +97,7 @@ def space(
     fewer: bool = False,
     pools: bool = False,
     redundant_experts: int = 0,
-    expert_load: Callable[[int], float] = lambda ep: 1.0,
+    expert_load: Callable[[int, Engine], float] = lambda ep, rules: 1.0,
     copied: Callable[[Serving, Engine], Sequence[Serving]] = lambda serving, rules: (),
     resident_bytes: int | None = None,
 ) -> tuple[Candidate, ...]:
@@ -105,8 +105,8 @@ def space(
 
     others: of these also the formats that each engine's record lists. fewer: also layouts that leave devices idle (1,
     2, 4 … replicas). pools: also engines of one device group each that compute prompts, 1, a quarter or half of them,
-    beside engines that answer. resident_bytes: as of `Serving`. expert_load: of ep, as `Serving`
-    has it. copied: the same layout with copies of foreseen experts, where an engine has them.
+    beside engines that answer. resident_bytes: as of `Serving`. expert_load: of ep and an engine, as
+    `Serving` has it. copied: the same layout with copies of foreseen experts, where an engine has them.
     """
     count = cluster.num_devices
     powers = [2**i for i in range(count.bit_length()) if 2**i <= count]
@@ -131,7 +131,7 @@ def space(
             for w, k, rules in _formats(weights, kv, able, others):
                 one = Serving(
                     tp=tp, pp=pp, dp=dp, ep=ep, weights=w, kv=k, max_model_len=longest, resident_bytes=resident_bytes,
-                    redundant_experts=redundant_experts if ep > 1 else 0, expert_load=expert_load(ep),
+                    redundant_experts=redundant_experts if ep > 1 else 0, expert_load=expert_load(ep, rules),
                 )  # fmt: skip
                 limits = product(max_seqs or (rules.max_seqs,), budgets or (rules.max_batched_tokens,))
                 for (seqs, budget), laid in product(limits, (one, *copied(one, rules))):

@@ -82,9 +82,10 @@ class Seen:
     output_len: int
 
 
-def on_cpu_clock(model: Engine, requests: list[Request]) -> tuple[list[Seen], list[float]]:
-    """(requests, CPU-seconds of each iteration), where time goes on only as the engine computes or waits."""
-    rng, clock, left = random.Random(1), 0.0, list(requests)
+def on_cpu_clock(model: Engine, requests: list[Request], seed: int) -> tuple[list[Seen], list[float]]:
+    """(requests, CPU-seconds of each iteration), where time goes on only as the engine computes or waits. seed: of the
+    prompts, another each time, or the prefix cache knows them."""
+    rng, clock, left = random.Random(seed), 0.0, list(requests)
     of: dict[int, Request] = {}
     first: dict[int, float] = {}
     seen, steps = [], []
@@ -160,12 +161,14 @@ def serving(folder: Path, weights: str, env: dict[str, str]) -> Iterator[str]:
             process.terminate()
 
 
-def over_http(url: str, requests: list[Request], beside: Path, env: dict[str, str]) -> MeasuredLoad:
-    """What `gnomon bench-serve` measures of a trace. beside: a folder for its files."""
+def over_http(url: str, requests: list[Request], beside: Path, env: dict[str, str], seed: int) -> MeasuredLoad:
+    """What `gnomon bench-serve` measures of a trace. beside: a folder for its files. seed: of the prompts, another each
+    time, or the server's prefix cache knows them."""
     asked, out = beside / "trace.csv", beside / "measured.json"
     lines = [f"{r.arrival_s},{r.input_len},{r.output_len}" for r in requests]
     asked.write_text("\n".join(["arrival_s,input_len,output_len", *lines]) + "\n")
     command = [sys.executable, "-m", "gnomon", "bench-serve", url, "--requests", str(asked), "-o", str(out)]
+    command += ["--seed", str(seed)]
     subprocess.run(command, check=True, env=env, stdout=subprocess.DEVNULL)
     return MeasuredLoad.read(out.read_text(), str(out))
 
@@ -205,19 +208,19 @@ def main() -> int:
         for form, (weights, told) in ((form, FORMS[form]) for form in options.forms):
             if not options.no_http:
                 with serving(folder, weights, env) as url:
-                    over_http(url, [replace(r, arrival_s=0.0) for r in traces()["bursty"][:8]], Path(name), env)
-                    for trace, requests in asked_for.items():
-                        measured = over_http(url, requests, Path(name), env)
+                    over_http(url, [replace(r, arrival_s=0.0) for r in traces()["bursty"][:8]], Path(name), env, 0)
+                    for seed, (trace, requests) in enumerate(asked_for.items(), 1):
+                        measured = over_http(url, requests, Path(name), env, seed)
                         http.add(trace, form, predicted(graph, cluster, rules, told, measured.load()), measured)
             if options.no_cpu:
                 continue
             model = open_model(folder, rules, dtype="bf16", weights=weights, kv_bytes=1 << 29, max_model_len=LONGEST)
             price = IterationPrice(graph, cluster, Serving(weights=told, max_model_len=LONGEST), rules)
             alone = replace(rules, request_s=0.0, request_token_s=0.0)
-            on_cpu_clock(model, traces()["bursty"][:8])
-            for trace, requests in asked_for.items():
+            on_cpu_clock(model, traces()["bursty"][:8], 0)
+            for seed, (trace, requests) in enumerate(asked_for.items(), 1):
                 model.record = []
-                seen, steps = on_cpu_clock(model, requests)
+                seen, steps = on_cpu_clock(model, requests, seed)
                 batches = [one.batch for one in model.record if one.batch.pieces or one.batch.decodes]
                 ours = [price.batch_ticks(batch) / TICKS_PER_S for batch in batches]
                 on_cpu.steps.append(sum(ours) / sum(steps) - 1)

@@ -29,6 +29,7 @@ from serve.reference import differences  # noqa: E402
 from serve.served import Server, serving, workers, write_adapter, write_model  # noqa: E402
 
 from gnomon import schema  # noqa: E402
+from gnomon.cli import main  # noqa: E402
 from gnomon.serving.file import ServeFile  # noqa: E402
 from gnomon.serving.layout import Serving  # noqa: E402
 from gnomon.software.engine import engine  # noqa: E402
@@ -394,6 +395,21 @@ def test_metrics_bear_the_names_that_dashboards_know(server: Server) -> None:
     ):  # fmt: skip
         assert f"{name}{{" in told, name
     assert get(server, "/health") == "" and get(server, "/ready") == ""
+
+
+def test_prompts_that_the_server_knows_from_before_are_said(
+    server: Server, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A second run of the same seed measures the prefix cache, not the model."""
+    monkeypatch.setenv("GNOMON_API_KEY", "secret")
+    asked = ["bench-serve", server.url, "--num-requests", "3", "--input-len", "48", "--output-len", "2", "--seed"]
+    assert main([*asked, "71"]) == 0
+    assert "prefix cache" not in capsys.readouterr().out
+    assert main([*asked, "71"]) == 0
+    # A prompt's last block is computed again, for its first token.
+    assert "67% of the prompts' tokens were in the server's prefix cache" in capsys.readouterr().out
+    assert main([*asked, "72"]) == 0
+    assert "prefix cache" not in capsys.readouterr().out
 
 
 def test_a_killed_worker_fails_its_requests_alone_and_comes_back(server: Server, client: Any) -> None:

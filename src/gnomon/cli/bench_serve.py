@@ -31,16 +31,21 @@ from gnomon.serving.requests import Load, at_rate, closed, from_csv, poisson
 
 REQUESTS, INPUT_LEN, OUTPUT_LEN = 32, 128, 32
 """Requests, and tokens of each, where neither a trace nor options say them."""
+KNOWN = 0.02
+"""Share of prompt tokens that a server may know from before without a word."""
 
 
 def run(options: BenchOptions) -> int:
     """Sends the requests, prints the figures and writes the file. RunError where no request is answered."""
     need_torch("driving a server")
     load, key = load_of(options), options.api_key or os.environ.get(KEY, "")
+    cache_hits = load_late("gnomon.serve.drive:cache_hits")
     with _server(options) as url:
+        before = cache_hits(url, key)
         rows = load_late("gnomon.serve.drive:drive")(
             url, load, model=options.model, key=key, seed=options.seed, embeds=options.embeddings
         )
+        after = cache_hits(url, key)
     failed = [row.error for row in rows if row.error]
     if len(failed) == len(rows):
         raise RunError(f"no request was answered: {_message(failed[0])[:300]}")
@@ -51,6 +56,8 @@ def run(options: BenchOptions) -> int:
         print_json({**measured.to_mapping(), "failed": len(failed)})
     else:
         print_lines(measured_text(measured, options.target))
+        if before is not None and after is not None:
+            print_lines(_known_prompts(load, after - before, options.seed))
         if failed:
             print_lines([f"{len(failed)} of {len(rows)} requests failed, the first: {failed[0][:200]}"])
     return 1 if failed else 0
@@ -79,6 +86,19 @@ def load_of(options: BenchOptions) -> Load:
     if options.rate is not None:
         return poisson(rate=options.rate, count=count, seed=options.seed, **lengths)
     return closed(concurrency=options.concurrency or 1, count=count, **lengths)
+
+
+def _known_prompts(load: Load, hits: int, seed: int) -> list[str]:
+    """A line where the server knew prompts from before: it computes less for them than a prediction says. hits: prompt
+    tokens found in its prefix cache meanwhile, of which a trace with common beginnings (`prefix_len`) expects some."""
+    known = hits - sum(request.prefix_len for request in load.requests)
+    share = known / max(1, sum(request.input_len for request in load.requests))
+    if share < KNOWN:
+        return []
+    return [
+        f"{share:.0%} of the prompts' tokens were in the server's prefix cache from requests before this run: it was "
+        f"sent the same ones; --seed {seed + 1} sends others"
+    ]
 
 
 def _message(answer: str) -> str:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 import random
+import re
 import time
 from dataclasses import dataclass
 from typing import Any
@@ -106,14 +107,29 @@ def drive(url: str, load: Load, *, model: str | None, key: str, seed: int, embed
     """Drives a server with a load and returns its requests, in the order of the load. InputError for a server that is
     not there. model: None for the first that it has. embeds: prompts are asked for their vectors, an answer of one
     token each."""
+    try:
+        return asyncio.run(_drive(_server_at(url, key), load, model, seed, embeds))
+    except OSError as error:
+        raise InputError(f"no server answers at {url}: {error}") from error
+
+
+def cache_hits(url: str, key: str) -> int | None:
+    """Prompt tokens that the server has found in its prefix cache since it started, by vLLM's name of the metric; None
+    where it does not say."""
+    try:
+        status, text = asyncio.run(_whole(_server_at(url, key), "GET", "/metrics"))
+    except OSError:
+        return None
+    hits = re.findall(r"^vllm:prefix_cache_hits(?:_total)?(?:\{.*\})? ([\d.e+]+)$", text, re.MULTILINE)
+    return int(sum(map(float, hits))) if status == 200 and hits else None
+
+
+def _server_at(url: str, key: str) -> _Server:
+    """InputError for what is no address of a server."""
     parts = urlsplit(url)
     if parts.scheme != "http" or not parts.hostname:
         raise InputError(f"{url!r} is no address of a server here; write http://HOST:PORT")
-    server = _Server(parts.hostname, parts.port or 80, parts.path.removesuffix("/").removesuffix("/v1"), key)
-    try:
-        return asyncio.run(_drive(server, load, model, seed, embeds))
-    except OSError as error:
-        raise InputError(f"no server answers at {url}: {error}") from error
+    return _Server(parts.hostname, parts.port or 80, parts.path.removesuffix("/").removesuffix("/v1"), key)
 
 
 async def _drive(server: _Server, load: Load, model: str | None, seed: int, embeds: bool) -> list[DrivenRequest]:

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, get_args
 
+from gnomon.serve.engine import Reason
 from gnomon.serve.router import Router
 
 TTFT_S = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0)
@@ -45,6 +46,8 @@ class Metrics:
             "vllm:request_success", "Requests by why they ended.", ["model_name", "finished_reason"],
             registry=self.registry,
         )  # fmt: skip
+        for reason in get_args(Reason):  # a rate needs a 0 to begin at, as vLLM's has
+            self.success.labels(name, reason)
         self.refused = prometheus.Counter("gnomon:requests_refused", "Requests refused with 429.", **own).labels(name)
         self.name = name
 

@@ -22,7 +22,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -43,6 +44,7 @@ from gnomon.serving.iteration import TICKS_PER_S, IterationPrice
 from gnomon.serving.layout import Serving
 from gnomon.serving.measured import MeasuredLoad
 from gnomon.serving.requests import Load, Request
+from gnomon.serving.scheduler import Batch
 from gnomon.software.engine import Engine as Rules
 from gnomon.software.engine import engine
 
@@ -109,6 +111,21 @@ def on_cpu_clock(model: Engine, requests: list[Request], seed: int) -> tuple[lis
                 r = of[token.key]
                 seen.append(Seen(r.arrival_s, first[token.key], clock, r.input_len, r.output_len))
     return seen, steps
+
+
+def by_kind(batches: Sequence[Batch], ours: Sequence[float], steps: Sequence[float]) -> str:
+    """Predicted / measured milliseconds of a step of each kind, and how often there was one: the mean of all does not
+    show prices that are off for one kind. ours, steps: seconds of each batch."""
+    kinds = defaultdict[str, list[tuple[float, float]]](list)
+    for batch, price, spent in zip(batches, ours, steps, strict=True):
+        both = "prompts and decodes" if batch.decodes else "prompts"
+        kinds[both if batch.pieces else f"decodes of {batch.decodes}"].append((price, spent))
+    told = []
+    for kind, pairs in sorted(kinds.items()):
+        price, spent = (sum(column) for column in zip(*pairs, strict=True))
+        each = f"{1e3 * price / len(pairs):.1f} / {1e3 * spent / len(pairs):.1f} ms"
+        told.append(f"{kind} {each} {price / spent - 1:+.0%} ({len(pairs)})")
+    return "; ".join(told)
 
 
 @dataclass(slots=True)
@@ -224,6 +241,7 @@ def main() -> int:
                 batches = [one.batch for one in model.record if one.batch.pieces or one.batch.decodes]
                 ours = [price.batch_ticks(batch) / TICKS_PER_S for batch in batches]
                 on_cpu.steps.append(sum(ours) / sum(steps) - 1)
+                print(f"{form}, {trace}, steps by kind: {by_kind(batches, ours, steps)}", flush=True)
                 each = f"{1e3 * sum(ours) / len(ours):.1f} / {1e3 * statistics.fmean(steps):.1f} ms"
                 measured = MeasuredLoad.of(seen, concurrency=None)
                 found = predicted(graph, cluster, alone, told, measured.load())

@@ -2,23 +2,17 @@
 
 from __future__ import annotations
 
-import ast
 import io
-import shutil
-import subprocess
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from gnomon.cli import main
 from gnomon.errors import FormatError, GnomonError
 from gnomon.formats import programs
 from gnomon.formats.given import ReadContext
 from gnomon.formats.job import Job
-from gnomon.formats.shell_values import calculate
 
 ON = ReadContext(devices=8, model="llama-tiny")
 
@@ -277,14 +271,6 @@ def test_expr_is_computed_as_the_shell_computes_it(tmp_path: Path) -> None:
         assert job.workload.global_batch_size == 4 * job.plan.mesh.data_ranks * (
             job.plan.schedule.micro_batch_size or 1
         )
-
-
-@pytest.mark.skipif(shutil.which("bash") is None, reason="bash is the oracle")
-@given(st.integers(-(2**62), 2**62), st.integers(-(2**40), 2**40).filter(bool), st.sampled_from("/%"))
-@settings(max_examples=8)
-def test_quotients_and_remainders_are_bashs(a: int, b: int, op: str) -> None:
-    said = subprocess.run(["bash", "-c", f"echo $(( ({a}) {op} ({b}) ))"], capture_output=True, text=True, check=True)
-    assert calculate(ast.parse(f"({a}) {op.replace('/', '//')} ({b})", mode="eval").body) == int(said.stdout)
 
 
 CLM = "torchrun --nproc_per_node 8 train.py --per_device_train_batch_size 1 --gradient_accumulation_steps 1 --bf16 "

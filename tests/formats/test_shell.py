@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -163,3 +165,21 @@ def test_any_text_is_read_or_refused(text: str) -> None:
     else:
         later = launches(f"# b\n{text}", {"a": "1"})
         assert (later.launches, later.variables) == (result.launches, result.variables)
+
+
+@pytest.mark.skipif(shutil.which("bash") is None, reason="no bash to ask")
+def test_arithmetic_is_that_of_bash() -> None:
+    """Quotients and remainders of either sign, and numbers that a float does not hold."""
+    large = 2**53 + 1
+    pairs = [(7, 2), (-7, 2), (7, -2), (-7, -2), (-8, 2), (-large, 1), (large * 3, -3), (5, 7), (-5, 7), (2**62, -1)]
+    sums = [f"{a} {op} {b}" for a, b in pairs for op in ("/", "%")]
+    told = subprocess.run(
+        ["bash", "-c", "\n".join(f"echo $(({text}))" for text in sums)], capture_output=True, text=True, check=True
+    )
+    ours = options("python a.py " + " ".join(f"$(({text}))" for text in sums))
+    assert ours == tuple(told.stdout.split())
+
+
+@pytest.mark.parametrize("text", ["4611686018427387904 * 4", "7 // 2", "1 / 0"])
+def test_what_bash_would_wrap_or_refuse_is_not_known(text: str) -> None:
+    assert UNKNOWN in options(f"python a.py $(({text}))")[0]

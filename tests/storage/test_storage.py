@@ -140,3 +140,15 @@ def test_eight_bit_floats_are_torchs() -> None:
     x = np.clip(x, -448, 448)
     mine = e4m3()[to_e4m3(x)]
     np.testing.assert_array_equal(mine, torch.from_numpy(x).to(torch.float8_e4m3fn).float().numpy())
+
+
+@pytest.mark.parametrize("name", ["int8", "int4-g32", "int4-g32-zeros", "ternary", "q4_0", "q8_0", "2:4-int8"])
+def test_a_scale_beyond_its_dtype_is_an_error(name: str) -> None:
+    """And the largest that fits is stored."""
+    storage = storage_of(name)
+    weight = np.random.default_rng(0).uniform(-1, 1, (32, 64)).astype(np.float32)
+    weight[3] = 4e7
+    with pytest.raises(InputError, match="too large to be stored so: a scale of [0-9,]+ is beyond float16's 65,504"):
+        storage.narrow(weight)
+    weight[3] = 6e4
+    assert np.isfinite(storage.widen(storage.narrow(weight), weight.shape)).all()

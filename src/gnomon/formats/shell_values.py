@@ -46,19 +46,23 @@ def calculate(node: ast.expr) -> int:
             return -calculate(operand)
         case ast.BinOp(left=left_operand, op=op, right=right):
             a, b = calculate(left_operand), calculate(right)
-            if max(abs(a), abs(b)) >= 2**63:
-                raise ValueError
             match op:
                 case ast.Add():
-                    return a + b
+                    result = a + b
                 case ast.Sub():
-                    return a - b
+                    result = a - b
                 case ast.Mult():
-                    return a * b
-                case ast.Div() | ast.FloorDiv():
-                    return _quotient(a, b)
+                    result = a * b
+                case ast.Div():
+                    result = _quotient(a, b)
                 case ast.Mod():
-                    return a - b * _quotient(a, b)
+                    result = a - b * _quotient(a, b)
+                case _:
+                    raise ValueError
+            # A shell's 64 bits wrap round, which nobody means.
+            if max(abs(a), abs(b), abs(result)) >= 2**63:
+                raise ValueError
+            return result
     raise ValueError
 
 

@@ -21,12 +21,8 @@ from gnomon.prices.gemm import gemm_seconds
 from gnomon.prices.kernels import FREE, OpPrice
 from gnomon.prices.measured import has, table_seconds
 from gnomon.prices.stream import stream_seconds
+from gnomon.sharding.parameters import STATE_TENSORS
 from gnomon.software import Stack
-
-STATES: Mapping[str, float] = {
-    "adamw": 2, "adam": 2, "sgd": 0, "momentum": 1, "lion": 1, "muon": 1, "adafactor": 0.01,
-}  # fmt: skip
-"""State tensors of the parameter's size for each rule; Adafactor keeps a row and a column of each matrix."""
 
 FOREACH_PASSES: Mapping[str, int] = {
     "adamw": 9, "adam": 9, "sgd": 1, "momentum": 2, "lion": 5, "muon": 2, "adafactor": 9,
@@ -88,7 +84,7 @@ def optimizer_seconds(
     width = {name: DTYPE_BITS[dtype] / 8 for name, dtype in _dtypes(precision).items()}
     narrow = width["states"] < 2
     master = width.get("master", 0.0)
-    states_width = STATES[optimizer.kind] * width["states"]
+    states_width = STATE_TENSORS[optimizer.kind] * width["states"]
     # Read: gradient, states, master (or the parameter where there is none). Write: states, master and the parameter.
     read = width["grad"] + states_width + (master or width["param"])
     write = states_width + master + width["param"]

@@ -18,6 +18,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from gnomon.errors import InputError
+
 Shape = tuple[int, int]
 """(rows, columns): outputs, inputs."""
 Arrays = Mapping[str, NDArray[Any]]
@@ -35,6 +37,18 @@ class Array:
     @property
     def bytes(self) -> int:
         return prod(self.shape) * np.dtype(self.dtype).itemsize
+
+
+def as_scales(scales: NDArray[Any], dtype: str) -> NDArray[Any]:
+    """Rounds scales to their dtype. InputError where one is beyond it, which would be read back as infinities."""
+    with np.errstate(over="ignore"):
+        rounded = np.asarray(scales).astype(dtype)
+    if np.isinf(rounded).any() and np.isfinite(scales).all():
+        raise InputError(
+            f"weights are too large to be stored so: a scale of {float(np.abs(scales).max()):,.0f} is beyond {dtype}'s "
+            f"{float(np.finfo(dtype).max):,.0f}; keep this matrix in bf16 or fp32"
+        )
+    return rounded
 
 
 class Storage(ABC):

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from gnomon.storage.form import Array, Arrays, Shape, Storage
+from gnomon.storage.form import Array, Arrays, Shape, Storage, as_scales
 
 Block = NDArray[np.uint8]
 """[blocks, bytes of a block]: a row for each block."""
@@ -26,7 +26,7 @@ def _half(block: Block, at: int) -> NDArray[np.float32]:
 
 def _as_half(x: NDArray[np.float32]) -> Block:
     """Returns the two bytes [blocks, 2] of each number [blocks] rounded to float16."""
-    return x.astype(np.float16)[:, None].view(np.uint8)
+    return as_scales(x, "float16")[:, None].view(np.uint8)
 
 
 def _nibbles(codes: Block) -> NDArray[np.float32]:

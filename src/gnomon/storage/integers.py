@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from gnomon.storage.form import Array, Arrays, Shape, Storage, bits_packed, bits_unpacked, in_groups, spread
+from gnomon.storage.form import Array, Arrays, Shape, Storage, as_scales, bits_packed, bits_unpacked, in_groups, spread
 
 TINY = 1e-12
 LEAST_GROUP = 8
@@ -66,7 +66,7 @@ class Integers(Storage):
         if self.zeros:
             # The range includes 0, so that 0 has a code of its own.
             low, high = np.minimum(rows.min(-1), 0), np.maximum(rows.max(-1), 0)
-            scales = np.maximum((high - low) / top, TINY).astype(self.scale)
+            scales = as_scales(np.maximum((high - low) / top, TINY), self.scale)
             by = np.where(scales > 0, _wide(scales), np.float32(1))  # a group of zeros, and what float16 has as 0
             # The code that stands for 0, a whole number as GPTQ has it.
             zeros = np.clip(np.rint(-low / by), 0, top).astype(np.uint8)
@@ -74,9 +74,9 @@ class Integers(Storage):
         # BitNet b1.58's scale: the mean of sizes, so that rounding to -1, 0, 1 keeps the matrix's weight (Ma et al.
         # 2024).
         if self.ternary:
-            return self.coded(weight, np.maximum(np.abs(rows).mean(-1), TINY).astype(self.scale))
+            return self.coded(weight, as_scales(np.maximum(np.abs(rows).mean(-1), TINY), self.scale))
         # Symmetric: the code 0 stands for -2^(bits-1) steps and is not used, so that both signs reach as far.
-        return self.coded(weight, np.maximum(np.abs(rows).max(-1) / (self.zero - 1), TINY).astype(self.scale))
+        return self.coded(weight, as_scales(np.maximum(np.abs(rows).max(-1) / (self.zero - 1), TINY), self.scale))
 
     def coded(
         self, weight: NDArray[np.float32], scales: NDArray[Any], zeros: NDArray[np.uint8] | None = None
@@ -98,7 +98,7 @@ class Integers(Storage):
         """codes: (rows, columns), a byte each."""
         out: dict[str, NDArray[Any]] = {
             "codes": bits_packed(codes, self.bits),
-            "scales": np.asarray(scales).astype(self.scale),
+            "scales": as_scales(scales, self.scale),
         }
         return out if zeros is None else {**out, "zeros": zeros}
 

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gnomon.storage.dense import bfloat16_of, wide_bfloat16
-from gnomon.storage.form import Array, Arrays, Shape, Storage
+from gnomon.storage.form import Array, Arrays, Shape, Storage, as_scales
 
 VALUES = {"fp32": "float32", "bf16": "uint16", "int8": "int8"}
 """How kept numbers may be stored, and numpy's dtype of them."""
@@ -86,7 +86,7 @@ class Sparse(Storage):
             return {**places, "values": bfloat16_of(values)}
         # A scale a row, of what is kept alone: what was pruned must not widen the steps.
         top = np.abs(np.where(mask, weight, np.float32(0))).max(1, initial=0)
-        scales = np.maximum(top / np.float32(TOP), np.float32(TINY)).astype(np.float16)
+        scales = as_scales(np.maximum(top / np.float32(TOP), np.float32(TINY)), "float16")
         by = scales.astype(np.float32)[self.rows(places, shape)]
         codes = np.clip(np.rint(values / by), -TOP, TOP).astype(np.int8)
         return {**places, "values": codes, "scales": scales}

@@ -167,8 +167,8 @@ def test_columns_that_a_relu_left_zero_are_not_read(small: None, linear: bool, d
 def test_what_is_never_zero_is_seldom_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     counted, called = list[int](), list[Any]()
     monkeypatch.setattr(live.LiveMatmul, "_weight", lambda self, w: counted.append(len(called)) or w.t())
-    product = products.TriedMatmul("linear 4x4", lambda *a: F.linear(*a), lambda *a: F.linear(*a), None)
-    product.trials[0] = types.SimpleNamespace(kept=False, second_kept=False)  # type: ignore[assignment]
+    product = products.TriedMatmul("linear 4x4", lambda *a: F.linear(*a), lambda *a: F.linear(*a), True)
+    product.trials[()] = types.SimpleNamespace(kept=False, second_kept=False)  # type: ignore[assignment]
     one, x, w = live.LiveMatmul(product, frozen=True), torch.ones(1, 4), torch.randn(4, 4)
     while len(called) < 200:
         called.append(one(x, w))

@@ -138,8 +138,22 @@ def test_sizes_that_change_are_tried_each(kept: bool) -> None:
             x = torch.randn(rows, 16)
             torch.testing.assert_close(fast(x), model(x), rtol=2e-4, atol=1e-5)
     [one] = [one for report in backend.reports for one in report.products]
-    assert sorted(one.trials) == [2, 4, 7]
+    assert sorted(rows for rows, *_ in (key[-4:] for key in one.trials)) == [2, 4, 7]
     assert one.settled() is None
+
+
+def test_sums_of_other_lengths_are_tried_each(kept: bool) -> None:
+    """m and n stay and k changes: the winner of a sum over 8 must not be taken for one over 1,000."""
+    torch.manual_seed(0)
+    fast = compiled(torch.mm)
+    with torch.no_grad():
+        for k in (8, 1000, 7, 900):
+            x, w = torch.randn(16, k), torch.randn(k, 24)
+            for one in (x, w):
+                torch._dynamo.mark_dynamic(one, 1 if one is x else 0)
+            torch.testing.assert_close(fast(x, w), x @ w, rtol=2e-4, atol=1e-3)
+    [one] = [one for report in backend.reports for one in report.products]
+    assert sorted(one.trials) == [(4, 3, 3, 5), (4, 10, 10, 5)]
 
 
 def test_a_library_that_does_not_take_the_tensors_is_given_back(kept: bool, monkeypatch: pytest.MonkeyPatch) -> None:

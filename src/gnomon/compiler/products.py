@@ -58,21 +58,22 @@ class TriedMatmul:
     """What it ends with: `relu` or `none`."""
 
     def __init__(
-        self, name: str, run: Callable[..., Tensor], aten: Callable[..., Tensor], size_of: int | None,
+        self, name: str, run: Callable[..., Tensor], aten: Callable[..., Tensor], fixed: bool,
         steps: Steps | None = None,
     ) -> None:  # fmt: skip
-        """Is not tried yet. size_of: the argument whose first size may change, None where no size does. steps: of a
+        """Is not tried yet. fixed: whether no size of an argument may change. steps: of a
         node of this product and of what the trial chose (`run`, `own`, `aten`), what C++ calls."""
         self.__name__, self.__module__ = f"product_{name}", __name__  # what fx calls a node
-        self.name, self.size_of = name, size_of
+        self.name, self.fixed = name, fixed
         self.run, self.aten, self.steps = run, aten, steps
-        self.trials: dict[int, Trial] = {}
-        """By the first size's power of two."""
+        self.trials: dict[tuple[int, ...], Trial] = {}
+        """By the power of two of each size of the arguments; by nothing where all are fixed."""
 
     def __call__(self, *args: Tensor) -> Tensor:
         """Returns the matmul, by the faster way; each size is tried on its first inputs."""
-        # Sizes between the same two powers of two have one trial.
-        key = 0 if self.size_of is None else int(args[self.size_of].shape[0] - 1).bit_length()
+        # Sizes between the same two powers of two have one trial. All of them count: rows, columns or what is summed
+        # over may be the one that changes, and a winner of one sum says nothing of another.
+        key = () if self.fixed else tuple(int(size - 1).bit_length() for one in args for size in one.shape)
         trial = self.trials.get(key)
         if trial is None:
             own = self.own
@@ -112,7 +113,7 @@ class TriedMatmul:
 
     def step(self, node: Node) -> list[KernelCall | Operation] | None:
         """What C++ calls in a node's place; None where only Python does."""
-        trial = self.trials.get(0) if self.size_of is None else None
+        trial = self.trials.get(()) if self.fixed else None
         if trial is None or trial.kept is None or self.steps is None:
             return None
         which = self._which(trial)
@@ -124,9 +125,9 @@ class TriedMatmul:
 
     def settled(self) -> Callable[..., Tensor] | None:
         """What is called from now on, without asking which: known where no size changes and the trial is over."""
-        if self.size_of is not None or not self.trials:
+        if not self.fixed or not self.trials:
             return None
-        trial = self.trials[0]
+        trial = self.trials[()]
         return None if trial.kept is None else self._chosen(trial)
 
 
@@ -204,14 +205,14 @@ def _matmul(node: Node) -> tuple[TriedMatmul, tuple[Node, ...]] | None:
     run, plain = (_linear, _aten_linear) if back else (_times, _aten_times)
     if bias and values[0].shape[0] != sizes[1]:  # type: ignore[union-attr]
         return None
-    place = None if len(fixed) == 3 else len(bias)
+    known = len(fixed) == 3
     name = f"{'linear' if back else 'matmul'} {'x'.join(map(str, fixed))}"
-    call = TriedMatmul(name, run, plain, place, partial(_linear_steps, back))
+    call = TriedMatmul(name, run, plain, known, partial(_linear_steps, back))
     float32 = values[0].dtype == torch.float32  # type: ignore[union-attr]
     laid: tuple[Any, Any] = (values[-2], weight.meta["val"] if back else values[-1].t())  # type: ignore[union-attr]
-    few = float32 and place is None and thin.of_rows(*laid, False) is not None
+    few = float32 and known and thin.of_rows(*laid, False) is not None
     if small:
-        if not float32 or place is not None:
+        if not float32 or not known:
             return None
         call.run, call.by = _own(few, back), (thin if few else linear).source()
         return call, (*bias, x, weight)
@@ -361,7 +362,7 @@ def _convolution(node: Node) -> tuple[TriedMatmul, tuple[Node, ...]] | None:
         operands = (x, weight, one, stride, padding, dilation, False, [0] * (dims - 2), 1)
         return _with_relu(aten.convolution.default, operands, node, after)
 
-    matmul = TriedMatmul(f"convolution {'x'.join(map(str, sizes))}", run, plain, None, steps)
+    matmul = TriedMatmul(f"convolution {'x'.join(map(str, sizes))}", run, plain, True, steps)
     if dims == 3 and not few:
         return None
     if dims == 3:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
+import shutil
+import subprocess
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -128,6 +131,77 @@ def test_a_play_holds_the_program_to_the_device() -> None:
     ):
         with pytest.raises(scratchpad.PlayError, match=why):
             scratchpad.play([bad, *programs[1:]], one.made, one.inputs)
+
+
+RUNTIME = """
+#include <string.h>
+char scratchpad[1 << 16];
+static void move(char* buffer, char* array, int item, int rank, const int* sizes, const int* first, const int* count,
+                 const int* held_first, const int* held_count, int put, double outside) {
+    int points = 1;
+    for (int d = 0; d < rank; d++) points *= count[d];
+    for (int n = 0; n < points; n++) {
+        int from = 0, to = 0, inside = 1;
+        for (int d = 0, rest = n, below = points; d < rank; d++) {
+            below /= count[d];
+            const int at = first[d] + rest / below;
+            rest %= below;
+            inside = inside && at >= 0 && at < sizes[d];
+            from = from * sizes[d] + at;
+            to = to * held_count[d] + at - held_first[d];
+        }
+        const float narrow = outside;
+        const char* edge = item == 4 ? (char*)&narrow : (char*)&outside;
+        if (put && inside) memcpy(array + item * from, buffer + item * to, item);
+        else if (!put) memcpy(buffer + item * to, inside ? array + item * from : edge, item);
+    }
+}
+void dma_get(void* to, const void* from, int item, int rank, const int* sizes, const int* first, const int* count,
+             double outside, int copy) {
+    move(to, (char*)from, item, rank, sizes, first, count, first, count, 0, outside);
+}
+void dma_wait(int copy) {}
+void dma_put(const void* from, void* to, int item, int rank, const int* sizes, const int* first, const int* count,
+             const int* held_first, const int* held_count) {
+    move((char*)from, to, item, rank, sizes, first, count, held_first, held_count, 1, 0);
+}
+"""
+
+
+def of_a_part(u: Any) -> Any:
+    """Writes into a copy of a part of a field, so that what stays is read at a shift."""
+    new = u[1:, 2:].clone()
+    new[1:-1, 1:-1] = torch.maximum(u[:-3, 1:-3].sigmoid(), u[2:-1, 4:].abs())
+    return new
+
+
+@pytest.mark.skipif(shutil.which("cc") is None, reason="needs a C compiler")
+@pytest.mark.parametrize("name", ["channels of their own", "two fields", "a part, in double"])
+def test_the_text_of_a_core_gives_what_eager_gives(name: str, tmp_path: Path) -> None:
+    """The C itself, with DMA by memcpy: weights of each channel, edges, shifted bases and doubles are in it."""
+    [one] = seen(*{**cases(), "a part, in double": (of_a_part, (torch.randn(23, 31).double(),))}[name])
+    programs = scratchpad.program(one.made, described("sw26010"))
+    (tmp_path / "core.c").write_text(scratchpad.text(programs) + RUNTIME, encoding="utf-8")
+    made = ["cc", "-shared", "-fPIC", "-w", "core.c", "-o", "core.so", "-lm"]
+    subprocess.run(made, cwd=tmp_path, check=True)
+    library = ctypes.CDLL(str(tmp_path / "core.so"))
+    arrays = {node: x.contiguous() for node, x in zip(one.made.inputs, one.inputs, strict=True)}
+    for number, part in enumerate(programs):
+        of = part.of.stencil
+        for node in of.outputs:
+            value = node.meta["val"]
+            arrays[node] = torch.full(value.shape, float("nan"), dtype=value.dtype)
+        places = [ctypes.c_void_p(arrays[node].data_ptr()) for node in (*of.inputs, *of.outputs)]
+        for core in range(part.device.workers):
+            getattr(library, f"part{number}")(core, *places)
+    for node, wanted in zip(one.made.outputs, one.outputs, strict=True):
+        near(arrays[node], wanted)
+
+
+def test_a_text_of_another_type_is_refused() -> None:
+    [one] = seen(*cases()["bfloat16"])
+    with pytest.raises(UnfitError, match=r"torch.bfloat16 in the text for a scratchpad, which has float and double"):
+        scratchpad.text(scratchpad.program(one.made, described("sw26010")))
 
 
 def test_lags_and_rings_of_three_steps_by_hand() -> None:

@@ -3,13 +3,15 @@
 `program(stencil, device)` makes the loops: for each core a list of `Get`, `Wait`, `Compute` and `Store`, with places in
 the scratchpad; the next tile is fetched while this one is computed where both fit. `play` runs them on tensors and
 holds them to the device: what does not fit, is read before it has come, or lies outside an array is an error, and
-transfers are counted and timed. `text` is the C of a core. Leaves out edges that wrap around.
+transfers are counted and timed. `text` is the C of a core: complete but for `scratchpad` and three functions of DMA,
+which the device's runtime gives. Leaves out edges that wrap around, and in the text fields of neither float nor double.
 Source: swTVM (arXiv 1904.07404) for buffers inferred from tiles and double buffering; SWStenDSL (2024) and MSC (ICPP
 2021) for steps in the scratchpad.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from itertools import product
 from math import prod
@@ -116,6 +118,9 @@ def program(stencil: Stencil, device: DeviceDescription) -> list[ManyCore]:
         raise UnfitError("a device without a scratchpad")
     if stencil.channel is not None or any(r.outside == "wrap" for s in stencil.stages for r in s.reads()):
         raise UnfitError("channels that are mixed, or edges that wrap around, from a scratchpad")
+    for dtype in [one.dtype for one in stencil.stages] + [node.meta["val"].dtype for node in stencil.inputs]:
+        if kind_of(dtype) not in ITEM:
+            raise UnfitError(f"a field of {dtype} in a scratchpad, which holds float and double")
     best: tuple[float, list[ManyCore]] | None = None
     # Deeper steps read less from memory and compute more at the edges: try powers of two.
     for depth in (1, 2, 4, 8):
@@ -446,22 +451,85 @@ def _mask(region: Region, box: Region) -> Tensor:
 
 
 # ---- the C of a core
+C_TYPES = {"F": "float", "D": "double", "L": "long long", "B": "int"}
+FUNCTIONS = {
+    "abs": "fabs", "nearest": "nearbyint", "fused": "fma", "maximum": "larger", "minimum": "smaller",
+    **{name: name for name in "sigmoid exp log sqrt erf sin cos floor ceil trunc tanh expm1 log1p pow".split()},
+}  # fmt: skip
+"""Maps an operation to its name in the C of doubles; of floats it ends with f."""
+HEAD = """\
+#include <math.h>
+
+// What the device's runtime gives. A region is its first place and its count by dim; arrays and buffers lie in the
+// order of their dims, without dims of size 1.
+extern char scratchpad[];
+// Fetches a region of an array to a buffer, with `outside` where there is no array.
+void dma_get(void* to, const void* from, int item, int rank, const int* sizes, const int* first, const int* count,
+             double outside, int copy);
+// Waits until all that was fetched with `copy` has come.
+void dma_wait(int copy);
+// Writes a region of a buffer, as far as it lies in the array, and returns when it is there. The buffer holds
+// `held_count` places from `held_first` on.
+void dma_put(const void* from, void* to, int item, int rank, const int* sizes, const int* first, const int* count,
+             const int* held_first, const int* held_count);
+// What is not a number is the larger and the smaller of any two.
+static inline float largerf(float a, float b) { return a != a || a > b ? a : b; }
+static inline double larger(double a, double b) { return a != a || a > b ? a : b; }
+static inline float smallerf(float a, float b) { return a != a || a < b ? a : b; }
+static inline double smaller(double a, double b) { return a != a || a < b ? a : b; }
+static inline float sigmoidf(float x) { return 1 / (1 + expf(-x)); }
+static inline double sigmoid(double x) { return 1 / (1 + exp(-x)); }
+"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Held:
+    """A buffer in the text: its name, and its region from the tile's corner on."""
+
+    name: str
+    region: Region
+
+    def at(self, shift: tuple[int, ...]) -> str:
+        """The element at the point of the loops plus a shift."""
+        text = "0"
+        for d, ((low, high), by) in enumerate(zip(self.region, shift, strict=True)):
+            own = f"(i{d} - t{d} + {by - low})"
+            text = own if d == 0 else f"({text} * {high - low} + {own})"
+        return f"{self.name}[{text}]"
+
+
 def text(programs: list[ManyCore]) -> str:
-    """The C of each part: what every core runs, with its own number."""
-    return "\n\n".join(_part_text(part, n) for n, part in enumerate(programs)) + "\n"
+    """The C of each part: what every core runs, with its own number. UnfitError for a type or an operation that it
+    does not have."""
+    return HEAD + "\n" + "\n\n".join(_part_text(part, n) for n, part in enumerate(programs)) + "\n"
+
+
+def _c_type(dtype: torch.dtype) -> str:
+    if dtype not in (torch.float32, torch.float64):
+        raise UnfitError(f"a field of {dtype} in the text for a scratchpad, which has float and double")
+    return C_TYPES[kind_of(dtype)]
+
+
+def _ints(values: Iterable[int | str]) -> str:
+    return f"(const int[]){{{', '.join(map(str, values))}}}"
 
 
 def _part_text(part: ManyCore, number: int) -> str:
     of, fields = part.of, _inputs(part.of)
     names = {node: f"x{n}" for n, node in enumerate(of.stencil.inputs)}
     names |= {node: f"y{n}" for n, node in enumerate(of.stencil.outputs)}
-    arguments = [f"const float* x{n}" for n in range(len(of.stencil.inputs))]
-    arguments += [f"float* y{n}" for n in range(len(of.stencil.outputs))]
+    types = {node: _c_type(node.meta["val"].dtype) for node in of.stencil.inputs}
+    types |= {stage.node: _c_type(stage.dtype) for stage in of.stencil.stages}
+    arguments = [f"const {types[node]}* x{n}" for n, node in enumerate(of.stencil.inputs)]
+    arguments += [f"{types[node]}* y{n}" for n, node in enumerate(of.stencil.outputs)]
     held_bytes = sum(size for _, size in part.places.values())
     lines = [f"// {part.device.name}: tiles of {' x '.join(map(str, part.tile))}, {held_bytes} B",
              f"void part{number}(int core, {', '.join(arguments)}) {{"]  # fmt: skip
+    copies = range(1 + part.twice)
+    of_buffer = {f"in{n}_{copy}": types[node] for n, node in enumerate(fields) for copy in copies}
+    of_buffer |= {f"stage{n}": types[row.source] for n, row in enumerate(of.rows) if row.stage is not None}
     for name, (at, size) in part.places.items():
-        lines.append(f"    float* const {name} = (float*)(scratchpad + {at});  // {size} B")
+        lines.append(f"    {of_buffer[name]}* const {name} = ({of_buffer[name]}*)(scratchpad + {at});  // {size} B")
     count = [-(-max(s.sizes[d] for s in of.stencil.stages) // step) for d, step in enumerate(part.tile)]
     lines.append(f"    for (int tile = core; tile < {prod(count)}; tile += {part.device.workers}) {{")
     lines += [f"        {line}" for line in _corner("tile", "t", count, part.tile)]
@@ -476,25 +544,40 @@ def _part_text(part: ManyCore, number: int) -> str:
         lines += [f"            {line}" for line in [*_corner("next", "n", count, part.tile), *later]]
         lines.append("        }")
         lines.append("        dma_wait(copy);")
-        lines += [f"        float* const in{n} = copy ? in{n}_1 : in{n}_0;" for n in range(len(fields))]
     else:
         lines += [f"        {line}" for line in _gets(part, names, "t", "0")]
         lines.append("        dma_wait(0);")
-        lines += [f"        float* const in{n} = in{n}_0;" for n in range(len(fields))]
-    field_names = {node: f"in{n}" for n, node in enumerate(fields)}
-    field_names |= {row.source: f"stage{n}" for n, row in enumerate(of.rows) if row.stage is not None}
+    for n, node in enumerate(fields):
+        which = f"copy ? in{n}_1 : in{n}_0" if part.twice else f"in{n}_0"
+        lines.append(f"        const {types[node]}* const in{n} = {which};")
     region = tuple((0, step) for step in part.tile)
-    for n, (row, needed) in enumerate(zip(of.rows, _needed(of, region), strict=True)):
+    needed_regions = _needed(of, region)
+    held = {
+        node: _Held(name=f"in{n}", region=_grown(region, reach)) for n, (node, (reach, _)) in enumerate(fields.items())
+    }
+    held |= {
+        row.source: _Held(name=f"stage{n}", region=needed_regions[n])
+        for n, row in enumerate(of.rows)
+        if row.stage is not None
+    }
+    for row, needed in zip(of.rows, needed_regions, strict=True):
         if row.stage is None:
             continue
         depth = 2
         for dim, (a, b) in enumerate(needed):
             lines.append(f"{'    ' * depth}for (int i{dim} = t{dim} + {a}; i{dim} < t{dim} + {b}; i{dim}++)")
             depth += 1
-        lines.append(f"{'    ' * depth}{_point(row.stage, f'stage{n}', field_names, names)}")
+        lines.append(f"{'    ' * depth}{_point(row.stage, row.outside, held, names)}")
         if row.output:
-            own = [f"t{d}, {step}" for d, step in enumerate(part.tile)]
-            lines.append(f"        dma_put(stage{n}, {names[row.source]}, {', '.join(own)});")
+            own = held[row.source]
+            places = [
+                _ints(row.stage.sizes), _ints(f"t{d}" for d in range(len(part.tile))), _ints(part.tile),
+                _ints(f"t{d} + {low}" for d, (low, _) in enumerate(own.region)), _ints(b - a for a, b in own.region),
+            ]  # fmt: skip
+            item = ITEM[kind_of(row.stage.dtype)]
+            lines.append(
+                f"        dma_put({own.name}, {names[row.source]}, {item}, {len(part.tile)}, {', '.join(places)});"
+            )
     return "\n".join([*lines, "    }", "}"])
 
 
@@ -510,44 +593,67 @@ def _corner(tile: str, name: str, count: list[int], step: tuple[int, ...]) -> li
 def _gets(part: ManyCore, names: dict[Any, str], corner: str, copy: str) -> list[str]:
     """Lines that fetch the windows of a tile."""
     lines = []
+    region = tuple((0, step) for step in part.tile)
     for n, (node, (reach, outside)) in enumerate(_inputs(part.of).items()):
-        window = [
-            f"{corner}{d} + {low}, {step + high - low}"
-            for d, ((low, high), step) in enumerate(zip(reach, part.tile, strict=True))
+        window = _grown(region, reach)
+        value = node.meta["val"]
+        places = [
+            _ints(size for size in value.shape if size > 1),
+            _ints(f"{corner}{d} + {low}" for d, (low, _) in enumerate(window)),
+            _ints(b - a for a, b in window),
         ]
         buffer = f"in{n}_0" if copy == "0" else f"{copy} ? in{n}_1 : in{n}_0"
-        lines.append(f"dma_get({buffer}, {names[node]}, {', '.join(window)}, {outside}, {copy});")
+        item = ITEM[kind_of(value.dtype)]
+        rest = f"{', '.join(places)}, {_number(repr(outside), 'D')}, {copy}"
+        lines.append(f"dma_get({buffer}, {names[node]}, {item}, {len(window)}, {rest});")
     return lines
 
 
-def _point(stage: Stage, buffer: str, field_names: dict[Any, str], names: dict[Any, str]) -> str:
-    """A stage's value at one point, as an expression."""
+def _number(attr: str, kind: str) -> str:
+    """A constant in C."""
+    if kind in ("L", "B"):
+        return {"True": "1", "False": "0"}.get(attr, attr)
+    special = {"True": "1.0", "False": "0.0", "inf": "INFINITY", "-inf": "-INFINITY", "nan": "NAN"}
+    plain = special.get(attr, attr)
+    return plain if kind == "D" or "N" in plain else f"{plain}f"
+
+
+def _point(stage: Stage, outside: Any, held: dict[Any, _Held], names: dict[Any, str]) -> str:
+    """The statement that computes a stage's value at one point. outside: what others read beyond its edges, None where
+    they do not."""
     texts: dict[int, str] = {}
-    at = ", ".join(f"i{d}" for d in range(len(stage.sizes)))
     for i in stage.values:
         ins = stage.body.code[i]
-        args = [texts[a] for a in ins.args]
+        args, c_type = [texts[a] for a in ins.args], C_TYPES[ins.kind]
         if ins.op == "load":
             source = stage.body.inputs[ins.attr].node
             if isinstance(source, Read):
-                where = ", ".join(f"i{d} + {by}" if by else f"i{d}" for d, by in enumerate(source.shift))
-                texts[i] = f"at({field_names[source.field]}, {where})"
+                texts[i] = held[source.field].at(source.shift)
             else:
-                texts[i] = f"{names[source.weight]}[{source.element}]"
+                along = f" + i{source.dim} * {source.by_channel}" if source.by_channel else ""
+                texts[i] = f"{names[source.weight]}[{source.element}{along}]"
         elif ins.op == "const":
-            texts[i] = f"{ins.attr}f"
+            texts[i] = f"({_number(ins.attr, ins.kind)})"
         elif ins.op in {**BINARY, **COMPARE}:
             texts[i] = f"({args[0]} {({**BINARY, **COMPARE})[ins.op]} {args[1]})"
-        elif ins.op == "fused":
-            texts[i] = f"fmaf({', '.join(args)})"
         elif ins.op == "select":
             texts[i] = f"({args[0]} ? {args[1]} : {args[2]})"
-        elif ins.op in ("neg", "cast"):
-            texts[i] = f"(-{args[0]})" if ins.op == "neg" else args[0]
+        elif ins.op == "neg":
+            texts[i] = f"(-{args[0]})"
+        elif ins.op == "not":
+            texts[i] = f"({'!' if ins.kind == 'B' else '~'}{args[0]})"
+        elif ins.op == "cast":
+            texts[i] = f"({args[0]} != 0)" if ins.kind == "B" else f"(({c_type}){args[0]})"
+        elif ins.op in FUNCTIONS and ins.kind in "FD":
+            texts[i] = f"{FUNCTIONS[ins.op]}{'f' if ins.kind == 'F' else ''}({', '.join(args)})"
         else:
-            texts[i] = f"{ins.op}f({', '.join(args)})"
+            raise UnfitError(f"{ins.op} of {c_type} in the text for a scratchpad")
     value = texts[stage.value]
     if stage.box is not None:
+        assert stage.base is not None
         inside = " && ".join(f"i{d} >= {low} && i{d} < {high}" for d, (low, high) in enumerate(stage.box))
-        value = f"{inside} ? {value} : at({field_names[stage.base.field] if stage.base else ''}, {at})"
-    return f"set({buffer}, {at}, {value});"
+        value = f"({inside} ? {value} : {held[stage.base.field].at(stage.base.shift)})"
+    if outside is not None:
+        inside = " && ".join(f"i{d} >= 0 && i{d} < {size}" for d, size in enumerate(stage.sizes))
+        value = f"{inside} ? {value} : {_number(repr(float(outside)), kind_of(stage.dtype))}"
+    return f"{held[stage.node].at((0,) * len(stage.sizes))} = {value};"

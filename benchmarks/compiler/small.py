@@ -4,8 +4,8 @@
 
 One thread. Peers take turns of three calls; microseconds are the median and the tenth percentile, which other work on
 the machine disturbs less. `dynamo`: the same model through a backend that gives a finished result, which is what guards
-and dispatch cost. ONNX Runtime and silero-vad take part where they are installed (`pip install onnxruntime onnx
-onnxscript silero-vad`).
+and dispatch cost. `saved`: by `gnomon.save` and `gnomon.load`, as the other runtimes are exported, without Dynamo.
+ONNX Runtime and silero-vad take part where they are installed (`pip install onnxruntime onnx onnxscript silero-vad`).
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from torch import nn
 from torch._dynamo.backends.common import aot_autograd
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
+import gnomon  # noqa: E402
 from benchmarks.compiler.whole_models import silero  # noqa: E402
 from gnomon.compiler import backend  # noqa: E402
 
@@ -103,6 +104,12 @@ def by_onnxruntime(model: nn.Module, x: torch.Tensor) -> Callable[[], Any] | Non
     return lambda: session.run(None, {given.name: x.numpy()})
 
 
+def by_saved(model: nn.Module, x: torch.Tensor) -> Callable[[], Any]:
+    with tempfile.TemporaryDirectory() as folder:
+        loaded = gnomon.load(gnomon.save(model, (x,), Path(folder) / "model"))
+    return lambda: loaded(x)
+
+
 def row(name: str, seconds: float, with_inductor: bool) -> str:
     build, shape = MODELS[name]
     torch.manual_seed(0)
@@ -116,6 +123,10 @@ def row(name: str, seconds: float, with_inductor: bool) -> str:
         for _ in range(WARM):
             fast(x)
         calls[peer] = lambda fast=fast: fast(x)
+    compiled = list(backend.reports)
+    calls["saved"] = by_saved(model, x)
+    for _ in range(WARM):
+        calls["saved"]()
     calls["onnxruntime"] = by_onnxruntime(model, x)
     taken: dict[str, list[float]] = {peer: [] for peer, call in calls.items() if call is not None}
     end = time.perf_counter() + seconds
@@ -128,13 +139,13 @@ def row(name: str, seconds: float, with_inductor: bool) -> str:
                 call()
                 times.append(time.perf_counter() - start)
     cells = [name]
-    for peer in ("eager", "gnomon", "dynamo", "inductor", "onnxruntime"):
+    for peer in ("eager", "gnomon", "saved", "dynamo", "inductor", "onnxruntime"):
         if peer not in taken:
             cells.append("-")
             continue
         tenths = quantiles(taken[peer], n=10)
         cells.append(f"{tenths[4] * 1e6:.0f} ({tenths[0] * 1e6:.0f})")
-    steps = [run.count for report in backend.reports for run in report.runs if run.kept]
+    steps = [run.count for report in compiled for run in report.runs if run.kept]
     return f"| {' | '.join(cells)} | {', '.join(map(str, steps)) or '-'} |"
 
 
@@ -145,14 +156,17 @@ def main() -> None:
     parser.add_argument("--write", action="store_true", help=f"to {RESULT}")
     options = parser.parse_args()
     torch.set_num_threads(1)
-    lines = ["| model | eager | gnomon | dynamo | inductor | ONNX Runtime | steps of a call |", "|---" * 7 + "|"]
+    lines = [
+        "| model | eager | gnomon | saved | dynamo | inductor | ONNX Runtime | steps of a call |",
+        "|---" * 8 + "|",
+    ]
     print("\n".join(lines))
     with torch.no_grad():
         for name in MODELS:
             try:
                 lines.append(row(name, options.seconds, options.inductor))
             except ImportError as error:
-                lines.append(f"| {name} | left out: {error} | | | | | |")
+                lines.append(f"| {name} | left out: {error} | | | | | | |")
             print(lines[-1], flush=True)
     if options.write:
         asked = f"--seconds {options.seconds:g}{' --inductor' if options.inductor else ''} --write"

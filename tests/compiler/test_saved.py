@@ -114,6 +114,79 @@ def test_other_inputs_are_refused(loaded: saved.LoadedModel, change: object, sai
         loaded(*args, **kwargs)
 
 
+class Magnitudes(nn.Module):
+    """Halves of a convolution, which begin at different places of its result; work of one kernel on them, and views."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.parts, self.out = nn.Conv1d(3, 16, 3), nn.Linear(6, 5)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        real, imaginary = self.parts(x * 2.0 + 1.0).chunk(2, 1)
+        return self.out((real.square() + imaginary.square()).sqrt()).transpose(1, 2)[:, 1:].sigmoid()
+
+
+@pytest.fixture(scope="module")
+def magnitudes(tmp_path_factory: pytest.TempPathFactory) -> tuple[nn.Module, saved.LoadedModel]:
+    torch.manual_seed(0)
+    module = Magnitudes().eval()
+    place = tmp_path_factory.mktemp("magnitudes") / "model"
+    return module, gnomon.load(gnomon.save(module, (torch.randn(2, 3, 8),), place))
+
+
+def lying(sizes: tuple[int, ...]) -> dict[str, torch.Tensor]:
+    """Inputs of these sizes as a caller may have them."""
+    *before, last = sizes
+    return {
+        "dense": torch.randn(sizes),
+        "every second": torch.randn(*before, 2 * last)[..., ::2],
+        "turned": torch.randn(sizes[::-1]).permute(*range(len(sizes))[::-1]),
+        "one for all": torch.randn(*before, 1).expand(sizes),
+        "behind others": torch.randn(3 + torch.Size(sizes).numel())[3:].view(sizes),
+        "to be negated": torch.randn(sizes, dtype=torch.complex64).conj().imag,
+        "a parameter": nn.Parameter(torch.randn(sizes)),
+    }
+
+
+def test_inputs_that_lie_otherwise_are_read_as_they_lie(
+    magnitudes: tuple[nn.Module, saved.LoadedModel], model: Recommender, loaded: saved.LoadedModel
+) -> None:
+    module, of_one_size = magnitudes
+    for _ in range(3):  # on trial, then with what that chose
+        for name, x in lying((2, 3, 8)).items():
+            made = of_one_size(x)
+            torch.testing.assert_close(made, module(x).detach(), msg=lambda said, name=name: f"{name}: {said}")
+            assert not made.requires_grad and torch.is_grad_enabled()
+    ids = inputs(7)[0]
+    for dense in lying((7, 48)).values():  # sizes that change, and keywords
+        with torch.no_grad():
+            want = model(ids, dense=dense)
+        got = loaded(ids.t().contiguous().t(), dense=dense)
+        for name in want:
+            torch.testing.assert_close(got[name], want[name])
+    for wrong in (torch.randn(2, 3, 8).to_sparse(), torch.randn(2, 3, 7), torch.randn(2, 3, 8).double(), 3):
+        with pytest.raises(InputError, match="was saved as"):
+            of_one_size(wrong)
+    with pytest.raises(InputError, match="nested"):
+        of_one_size()
+
+
+def test_views_of_a_saved_program_lie_where_they_lay(magnitudes: tuple[nn.Module, saved.LoadedModel]) -> None:
+    module, loaded = magnitudes
+    x = torch.randn(2, 3, 8)
+    for _ in range(3):
+        torch.testing.assert_close(loaded(x), module(x).detach())
+    assert not any(trial.verdict.get("wrong") for trial in loaded.compiled.trials.values())
+    nodes = {node.target: node for node in loaded.compiled.program.graph.nodes}
+    places = [user.meta["val"].storage_offset() for user in nodes[torch.ops.aten.split.Tensor].users]
+    assert sorted(places) == [0, 8 * 6]
+    with torch.no_grad():  # weights are read at each call
+        held = next(one for one in loaded._held if one is not None and one.shape == (5, 6))
+        held.mul_(2.0), module.out.weight.mul_(2.0)
+        torch.testing.assert_close(loaded(x), module(x))
+        held.mul_(0.5), module.out.weight.mul_(0.5)
+
+
 def test_what_is_damaged_is_named(folder: Path, tmp_path: Path) -> None:
     names = sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
     assert {"gnomon.json", "program.pt2", "kernels/0.cpp", "kernels/0.so"} <= {*names}

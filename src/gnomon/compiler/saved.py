@@ -18,11 +18,12 @@ import shutil
 import tempfile
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch._guards import detect_fake_mode
 from torch.export import ExportedProgram
 from torch.export.graph_signature import ConstantArgument, InputKind, OutputKind
 from torch.utils import _pytree as pytree
@@ -30,6 +31,8 @@ from torch.utils import _pytree as pytree
 from gnomon.compiler import build, convolutions, mersenne, steps
 from gnomon.compiler.backend import CompiledGraph
 from gnomon.compiler.machine import this_machine
+from gnomon.compiler.program import as_declared
+from gnomon.compiler.rules.views import VIEWS
 from gnomon.errors import CaptureError, InputError
 from gnomon.trust import others_may_write
 
@@ -45,6 +48,20 @@ LESS: tuple[dict[str, bool], ...] = ({"packs": True, "works": False}, {})
 without (`CompiledGraph`): their kernels are saved too."""
 
 
+_Plain = tuple[torch.dtype, torch.Size, tuple[int, ...]]
+
+
+def _strides(expected: torch.Tensor, sizes: Mapping[Any, int]) -> tuple[int, ...]:
+    """The strides that a saved input was said to have, of what symbols stand for now."""
+    return tuple(one if isinstance(one, int) else int(one.node.expr.subs(sizes)) for one in expected.stride())
+
+
+def _laid(x: torch.Tensor, strides: tuple[int, ...]) -> torch.Tensor:
+    """An input in the layout that kernels read it by, whatever the caller's is: nothing guards a loaded model's calls
+    as Dynamo does those of a compiled one. Negation and conjugation that PyTorch put off are done."""
+    return as_declared(x.detach().resolve_conj().resolve_neg(), strides)
+
+
 class LoadedModel:
     """A saved model; called as the module was, with tensors that lie on the CPU. Gradients are not recorded."""
 
@@ -55,7 +72,7 @@ class LoadedModel:
         self._in, self._out, self._keywords = exported.call_spec.in_spec, exported.call_spec.out_spec, keywords
         state = {**exported.state_dict, **exported.constants}
         self._specs = exported.graph_signature.input_specs
-        self._held = [
+        self._held: list[Any] = [
             None if spec.kind is InputKind.USER_INPUT else state[str(spec.target)].detach() for spec in self._specs
         ]
         nodes = [node for node in exported.graph.nodes if node.op == "placeholder"]
@@ -65,24 +82,67 @@ class LoadedModel:
             if spec.kind is InputKind.USER_INPUT
         ]
         self._ranges = {symbol: (one.lower, one.upper) for symbol, one in exported.range_constraints.items()}
+        self._places = [n for n, spec in enumerate(self._specs) if spec.kind is InputKind.USER_INPUT]
+        self._plain = self._plain_inputs()
+        self._bare = self._out == pytree.tree_structure(0)
+        """Whether it returns one result by itself."""
+
+    def _plain_inputs(self) -> tuple[_Plain, ...] | None:
+        """Dtypes, sizes and strides of the inputs where they are tensors of fixed sizes, one beside the other, which are
+        looked at without being taken apart: that takes as long as a small model. None of other inputs."""
+        wanted = [one for _, one in self._wanted]
+        if self._keywords or not all(isinstance(one, torch.Tensor) for one in wanted):
+            return None
+        if self._in != pytree.tree_structure((tuple(wanted), {})):
+            return None
+        if not all(isinstance(size, int) for one in wanted for size in one.shape):
+            return None
+        return tuple((one.dtype, torch.Size(one.shape), tuple(one.stride())) for one in wanted)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """What the module returns. InputError where an input is not of the saved kind, dtype or size."""
+        flat = None if kwargs or self._plain is None else self._flat(args, self._plain)
+        if flat is None:
+            flat = self._looked_at(args, kwargs)
+        grad = torch.is_grad_enabled()
+        if grad:
+            torch._C._set_grad_enabled(False)  # as `torch.no_grad`, without an object for it
+        try:
+            results = self._call(flat)
+        finally:
+            if grad:
+                torch._C._set_grad_enabled(True)
+        return results[0] if self._bare else pytree.tree_unflatten(results, self._out)
+
+    def _flat(self, args: tuple[Any, ...], plain: tuple[_Plain, ...]) -> list[Any] | None:
+        """What the graph takes; None of inputs that are not as they were saved, for `_looked_at` to say why."""
+        if len(args) != len(plain):
+            return None
+        flat = self._held.copy()
+        for place, one, (dtype, sizes, strides) in zip(self._places, args, plain, strict=True):
+            if type(one) not in steps.PLAIN or one.dtype is not dtype or one.shape != sizes or not one.is_cpu:
+                return None
+            if one.layout is not torch.strided:
+                return None
+            flat[place] = (
+                one if one.stride() == strides and not one.is_neg() and not one.is_conj() else _laid(one, strides)
+            )
+        return flat
+
+    def _looked_at(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
         if set(kwargs) != set(self._keywords):
             raise InputError(f"it was saved with the keyword arguments {self._keywords}, and got {sorted(kwargs)}")
         inputs, spec = pytree.tree_flatten((args, {name: kwargs[name] for name in self._keywords}))
         if spec != self._in:
             raise InputError(f"inputs are nested as {spec}, and were saved as {self._in}")
-        self._check(inputs)
-        user = iter(inputs)
-        flat = [next(user) if spec.kind is InputKind.USER_INPUT else one for one, spec in self._pairs()]
-        with torch.no_grad():
-            return pytree.tree_unflatten(self._call(flat), self._out)
+        sizes = self._check(inputs)
+        flat = self._held.copy()
+        for place, (_, expected), one in zip(self._places, self._wanted, inputs, strict=True):
+            flat[place] = _laid(one, _strides(expected, sizes)) if isinstance(one, torch.Tensor) else one
+        return flat
 
-    def _pairs(self) -> zip[tuple[Any, Any]]:
-        return zip(self._held, self._specs, strict=True)
-
-    def _check(self, inputs: list[Any]) -> None:
+    def _check(self, inputs: list[Any]) -> dict[Any, int]:
+        """What symbols stand for."""
         sizes: dict[Any, int] = {}
         for (name, expected), one in zip(self._wanted, inputs, strict=True):
             if not isinstance(expected, torch.Tensor):
@@ -97,6 +157,11 @@ class LoadedModel:
                 self._fits(size, at, sizes) for size, at in zip(expected.shape, one.shape, strict=True)
             ):
                 raise InputError(f"input {name!r} is {tuple(one.shape)}, and was saved as {saved}{self._limits()}")
+            if one.layout is not torch.strided:
+                raise InputError(
+                    f"input {name!r} is {one.layout}, and was saved as {saved}: give it dense (to_dense())"
+                )
+        return sizes
 
     def _fits(self, expected: int | torch.SymInt, size: int, sizes: dict[Any, int]) -> bool:
         """Whether a size is the saved one, or within the range of its symbol and equal wherever that stands."""
@@ -215,7 +280,28 @@ def _read(path: Path) -> ExportedProgram:
     for node in list(exported.graph.nodes):
         if node.target is operator.getitem and not node.users:
             exported.graph.erase_node(node)
+    _say_views(exported)
     return exported
+
+
+def _say_views(exported: ExportedProgram) -> None:
+    """Has views lie in the memory of what they are views of, at their place: the file has sizes and strides of each
+    node's result, but neither whose memory it is nor, of a part of a split, where that begins."""
+    for node in exported.graph.nodes:
+        parted = node.target is operator.getitem and node.args[0].target in VIEWS
+        if node.op != "call_function" or not (parted or node.target in VIEWS):
+            continue
+        args, kwargs = torch.fx.map_arg((node.args, node.kwargs), lambda one: one.meta["val"])
+        mode = detect_fake_mode([value for value in pytree.tree_leaves(args) if isinstance(value, torch.Tensor)])
+        with mode or nullcontext():
+            made = node.target(*args, **kwargs)
+        said = node.meta.get("val")
+        if not isinstance(said, torch.Tensor) or _layout(made) == _layout(said):
+            node.meta["val"] = made
+
+
+def _layout(value: torch.Tensor) -> tuple[Any, ...]:
+    return value.dtype, *map(str, (*value.shape, *value.stride()))
 
 
 def _record(folder: Path) -> dict[str, Any]:

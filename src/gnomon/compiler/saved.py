@@ -88,8 +88,8 @@ class LoadedModel:
         """Whether it returns one result by itself."""
 
     def _plain_inputs(self) -> tuple[_Plain, ...] | None:
-        """Dtypes, sizes and strides of the inputs where they are tensors of fixed sizes, one beside the other, which are
-        looked at without being taken apart: that takes as long as a small model. None of other inputs."""
+        """Dtypes, sizes and strides of the inputs where they are tensors of fixed sizes, one beside the other, which
+        are looked at without being taken apart: that takes as long as a small model. None of other inputs."""
         wanted = [one for _, one in self._wanted]
         if self._keywords or not all(isinstance(one, torch.Tensor) for one in wanted):
             return None

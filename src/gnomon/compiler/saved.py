@@ -76,7 +76,7 @@ class LoadedModel:
             None if spec.kind is InputKind.USER_INPUT else state[str(spec.target)].detach() for spec in self._specs
         ]
         nodes = [node for node in exported.graph.nodes if node.op == "placeholder"]
-        self._wanted = [
+        self._wanted: list[tuple[str, Any]] = [
             (node.name, spec.arg.value if isinstance(spec.arg, ConstantArgument) else node.meta["val"])
             for node, spec in zip(nodes, self._specs, strict=True)
             if spec.kind is InputKind.USER_INPUT

@@ -368,6 +368,12 @@ def page(results: Sequence[dict[str, Any]], threads: int, dtype: str, command: s
     return "\n".join(out).rstrip("\n") + "\n"
 
 
+def sections(page: str) -> str:
+    """What stands below the table of a page that somebody wrote on, which a new table leaves there."""
+    _, found, below = page.partition("\n## ")
+    return found + below
+
+
 def misses(result: dict[str, Any]) -> tuple[str, ...]:
     """What a row misses of each goal in `page`, with its distance; empty where it is reached or not asked."""
     ms = {peer: each[1] for peer, each in result.get("ms", {}).items()}
@@ -421,6 +427,8 @@ def main() -> None:
     parser.add_argument("--row", default="", help="only this row, as JSON, in this process")
     parser.add_argument("--write", action="store_true")
     options = parser.parse_args()
+    if options.write and options.only:
+        parser.error("--write writes the page of all rows: leave out --only, or add what it prints to the page by hand")
     torch.set_num_threads(options.threads)
     every = rows(DTYPES[options.dtype])
     if options.row:
@@ -444,7 +452,8 @@ def main() -> None:
     print(text, f"{len(shown)} of {len(asked)} rows; state in {state}")
     if options.write:
         kind = "" if options.dtype == "fp32" else f"_{options.dtype}"
-        RESULT.with_stem(f"compiler_table_{options.threads}{kind}").write_text(text)
+        target = RESULT.with_stem(f"compiler_table_{options.threads}{kind}")
+        target.write_text(text + sections(target.read_text() if target.exists() else ""))
 
 
 if __name__ == "__main__":

@@ -65,3 +65,31 @@ def test_arrays_that_no_cache_holds_are_out_of_it_before_each_call_of_a_trial(mo
     large = torch.empty(half // 4)
     assert gate._other_memory([large[: half // 4 - 1], 3]) is None
     assert gate._other_memory([large]) is not None
+
+
+@pytest.mark.parametrize("layout", ["flat", "turned", "channels last", "broadcast", "apart"])
+def test_large_results_are_compared_in_blocks_as_they_are_whole(layout: str) -> None:
+    """torch.allclose of whole tensors is the oracle; what is wrong lies in the first, a middle or the last block."""
+    rows = gate.BLOCK // 64 + 3
+
+    def made() -> torch.Tensor:
+        x = torch.randn(rows, 128, generator=torch.Generator().manual_seed(0))
+        return {
+            "flat": x,
+            "turned": x.t(),
+            "channels last": x[:1024].view(8, 16, 16, 64).permute(0, 3, 1, 2),
+            "broadcast": x[:, None, :1].expand(rows, 2, 128),
+            "apart": x[:, ::2],
+        }[layout]
+
+    inf, nan = float("inf"), float("nan")
+    pairs = [(1.0, 1.0), (1.0, 1.01), (nan, nan), (nan, 1.0), (1.0, nan), (inf, inf), (inf, -inf), (inf, 1.0)]
+    for place in (0, -1):
+        for ours, theirs in pairs:
+            a, b = made(), made()
+            for x, value in ((a, ours), (b, theirs)):
+                x[(place,) * x.dim()] = value
+            near = torch.allclose(a, b, rtol=gate.TOLERANCE[torch.float32][0], atol=1e-4, equal_nan=True)
+            assert bool(gate.different([a], [b])) is not near, (place, ours, theirs)
+            assert gate._top(a) == float(a[a.isfinite()].abs().max())
+    assert gate._top(torch.full((2 * gate.BLOCK,), nan)) == 1.0

@@ -220,6 +220,44 @@ def test_a_run_that_is_wrong_or_slow_is_given_back(monkeypatch: pytest.MonkeyPat
     assert run.trial is not None and not run.trial.kept
 
 
+def test_layers_that_are_alike_are_tried_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Runs of layers differ in their nodes' names alone; another function or other sizes between are another run."""
+    monkeypatch.setattr(gate, "_verdicts", {})
+
+    def text(scale: float, width: int, twice: bool = False) -> str:
+        torch._dynamo.reset()
+        x = torch.randn(3, width)
+
+        def function(x: Any) -> Any:
+            y = (x.t() @ x).cumsum(0)
+            return (y * scale).cumsum(0 if twice else 1).t() @ x.t()
+
+        fast = compiled(function)
+        for _ in range(2):
+            same(fast(x), function(x))
+        [run] = runs()
+        assert run.trial is not None
+        return str(run.trial.source)
+
+    assert text(1.5, 6) == text(1.5, 6)
+    assert len({text(1.5, 6), text(2.5, 6), text(1.5, 7), text(1.5, 6, twice=True)}) == 4
+
+    torch._dynamo.reset()
+    at, w = torch.randint(0, 9, (9, 2)), torch.randn(6, 6)
+
+    def layers(x: Any) -> Any:
+        for _ in range(3):
+            x = (x @ w).cumsum(0).flip(1).contiguous() @ w
+            x = F.embedding_bag(at, x, mode="sum")  # of no run
+        return x
+
+    fast, x = compiled(layers), torch.randn(9, 6)
+    for _ in range(3):
+        same(fast(x), layers(x))
+    made = runs()
+    assert len(made) >= 3 and len({run.trial.source for run in made if run.trial is not None}) < len(made)
+
+
 @pytest.mark.parametrize("mode", ["sum", "mean", "max"])
 def test_bags_stay_pythons(mode: str) -> None:
     """Some results of bags have no memory, whatever fake tensors say: a call of C++ read through them."""

@@ -307,17 +307,40 @@ class Again:
         return result
 
 
+BLOCK = 1 << 16
+"""Elements that are compared at a time: what is made on the way stays in cache. The gradient of a table of words, of
+which all but a few rows are zeros, takes a tenth of the time of whole passes."""
+
+
+def _blocks(*alike_tensors: torch.Tensor) -> list[tuple[torch.Tensor, ...]]:
+    """The same tensors of one layout in blocks, flat where they fill their memory, in the order of that memory; whole
+    on a GPU, and where elements lie apart or on each other."""
+    first = alike_tensors[0]
+    order = sorted(range(first.dim()), key=lambda dim: (first.stride(dim), first.shape[dim]), reverse=True)
+    laid = [x.permute(order) for x in alike_tensors]
+    if first.is_cuda or first.numel() <= BLOCK or not all(x.is_contiguous() for x in laid):
+        return [alike_tensors]
+    return list(zip(*(x.view(-1).split(BLOCK) for x in laid), strict=True))
+
+
 def _top(x: torch.Tensor) -> float:
     """The largest finite size of a number; 1 where there is none."""
     low, high = (float(one) for one in torch.aminmax(x))
     if not (math.isfinite(low) and math.isfinite(high)):
-        finite = x[torch.isfinite(x)]
-        return float(finite.abs().max()) if finite.numel() else 1.0
+        # Sizes are 0 or more, so what is below stands for no finite number at all.
+        top = max(float(torch.where(part.isfinite(), part.abs(), -1).amax()) for (part,) in _blocks(x))
+        return top if top >= 0 else 1.0
     return max(abs(low), abs(high))
 
 
 def _near(a: torch.Tensor, b: torch.Tensor, relative: float, absolute: float) -> bool:
-    """`torch.allclose` where NaN is NaN; in half its passes where all is finite."""
+    """`torch.allclose` where NaN is NaN, of tensors that are `alike`; in half its passes where all is finite."""
+    return all(_near_in_block(x, y, relative, absolute) for x, y in _blocks(a, b))
+
+
+def _near_in_block(a: torch.Tensor, b: torch.Tensor, relative: float, absolute: float) -> bool:
+    if torch.equal(a, b):  # ends at the first that differs
+        return True
     if bool(((a - b).abs_() <= b.abs().mul_(relative).add_(absolute)).all()):
         return not bool(torch.isinf(b).any()) or torch.allclose(a, b, rtol=relative, atol=absolute, equal_nan=True)
     return torch.allclose(a, b, rtol=relative, atol=absolute, equal_nan=True)

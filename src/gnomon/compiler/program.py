@@ -612,9 +612,42 @@ def _run_line(writer: Writer, run: Run, lines_of: Callable[[Writer, PlannedGroup
     exec(f"def plain({names}):\n{text}", scope)
     run.plain = scope["plain"]
     # The key of the verdict: the code that walks the steps, and what each step is.
-    what = [one.kernel.source if isinstance(one, PlannedGroup) else str(one.format_node()) for one in run.units]
-    run.trial = Trial("\n".join([SOURCE, *what]), run.tried, run.plain)
+    run.trial = Trial("\n".join([SOURCE, *_steps_text(run)]), run.tried, run.plain)
     return f"{returned}, = {writer.constant(run)}({names})"
+
+
+def _steps_text(run: Run) -> list[str]:
+    """What a run's steps are, with nodes by their place in the run: layers that are alike have the same text, so one of
+    them is tried. What the trial sees of sizes are powers of two, so those of the inputs are said here."""
+    places: dict[torch.fx.Node, str] = {}
+
+    def place(node: torch.fx.Node) -> str:
+        return places.setdefault(node, f"%{len(places)}")
+
+    lines = []
+    for node in run.inputs:
+        value = fake(node)
+        laid = "" if value is None else f" {value.dtype} {tuple(value.shape)} {tuple(value.stride())}"
+        lines.append(place(node) + laid)
+    for unit in run.units:
+        if isinstance(unit, PlannedGroup):
+            read, made = (" ".join(map(place, nodes)) for nodes in (unit.inputs, unit.outputs))
+            lines.append(f"{made} = {read} by {unit.kernel.source}")
+        elif unit.op == "call_function":
+            named = torch.fx.node.map_arg((unit.args, unit.kwargs), place)
+            lines.append(f"{place(unit)} = {_function_text(unit.target)} of {named}")
+        else:
+            lines.append(f"{place(unit)} = {unit.op} {unit.target}")
+    return [*lines, " ".join(map(place, run.outputs))]
+
+
+def _function_text(target: Any) -> str:
+    """What a step calls, as its own trial knows it: by its C++ where it has one."""
+    if isinstance(target, torch._ops.OpOverload):
+        return str(target)
+    named = getattr(target, "name", None) or getattr(target, "__name__", "")
+    texts = [str(one) for one in (getattr(target, "source", None), getattr(target, "by", None)) if one]
+    return " ".join([type(target).__name__, str(named), *texts])
 
 
 def _declares(node: torch.fx.Node, known: set[str]) -> bool:

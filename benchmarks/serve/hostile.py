@@ -193,13 +193,17 @@ FEW_BLOCKS = "64 KiB"
 """Of keys and values: three of the requests of `dropped`."""
 
 
+UNREAD = 40
+"""Streams that nobody reads: fewer than may wait (`--max-waiting 48`), or who asks meanwhile is told 429, and rightly."""
+
+
 def silent(server: Server, beside: Beside, problems: list[str]) -> str:
     """Connections that say nothing, and streams that nobody reads."""
 
     async def held() -> None:
         idle = [await asyncio.open_connection(*beside.address) for _ in range(200)]
         body = json.dumps({"prompt": "x", "max_tokens": 200, "stream": True}).encode()
-        for _ in range(64):
+        for _ in range(UNREAD):
             _, writer = await asyncio.open_connection(*beside.address)
             writer.write(head(COMPLETIONS, len(body)) + body)
             idle.append((_, writer))
@@ -211,8 +215,8 @@ def silent(server: Server, beside: Beside, problems: list[str]) -> str:
     asyncio.run(held())
     waited, wrong = beside.since()
     if wrong:
-        problems.append(f"beside 200 silent connections and 64 unread streams {wrong} got no answer")
-    return f"200 connections that say nothing and 64 streams that nobody reads: another waited {waited:.2f} s at most."
+        problems.append(f"beside 200 silent connections and {UNREAD} unread streams {wrong} got no answer")
+    return f"200 connections that say nothing and {UNREAD} streams that nobody reads: another waited {waited:.2f} s at most."
 
 
 def fair(server: Server, beside: Beside, problems: list[str]) -> str:

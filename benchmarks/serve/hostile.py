@@ -194,7 +194,7 @@ FEW_BLOCKS = "64 KiB"
 
 
 UNREAD = 40
-"""Streams that nobody reads: fewer than may wait (`--max-waiting 48`), or who asks meanwhile is told 429, and rightly."""
+"""Streams that nobody reads: fewer than may wait (`--max-waiting 48`), or who asks meanwhile is told 429."""
 
 
 def silent(server: Server, beside: Beside, problems: list[str]) -> str:
@@ -216,7 +216,8 @@ def silent(server: Server, beside: Beside, problems: list[str]) -> str:
     waited, wrong = beside.since()
     if wrong:
         problems.append(f"beside 200 silent connections and {UNREAD} unread streams {wrong} got no answer")
-    return f"200 connections that say nothing and {UNREAD} streams that nobody reads: another waited {waited:.2f} s at most."
+    others = f"200 connections that say nothing and {UNREAD} streams that nobody reads"
+    return f"{others}: another waited {waited:.2f} s at most."
 
 
 def fair(server: Server, beside: Beside, problems: list[str]) -> str:

@@ -49,15 +49,16 @@ def run(options: BenchOptions) -> int:
     failed = [row.error for row in rows if row.error]
     if len(failed) == len(rows):
         raise RunError(f"no request was answered: {_message(failed[0])[:300]}")
+    hits = None if before is None or after is None else after - before
     measured = MeasuredLoad.of([row for row in rows if not row.error], concurrency=load.concurrency)
     if options.output is not None:
         Path(options.output).write_text(json.dumps(measured.to_mapping(), indent=1) + "\n", encoding="utf-8")
     if options.json:
-        print_json({**measured.to_mapping(), "failed": len(failed)})
+        print_json({**measured.to_mapping(), "failed": len(failed), "prefix_cache_hits": hits})
     else:
         print_lines(measured_text(measured, options.target))
-        if before is not None and after is not None:
-            print_lines(_known_prompts(load, after - before, options.seed))
+        if hits is not None:
+            print_lines(_known_prompts(load, hits, options.seed))
         if failed:
             print_lines([f"{len(failed)} of {len(rows)} requests failed, the first: {failed[0][:200]}"])
     return 1 if failed else 0

@@ -66,8 +66,8 @@ def searched(options: PlanOptions) -> tuple[ServingQuestion, BestServing]:
     load_of, notes = expert_loads(options, question.graph), list[str]()
 
     @cache
-    # Cached, so that what it has to say of an ep is noted once, however many candidates have it: of an engine, too,
-    # as these do not place experts alike.
+    # Cached, so that its note on an ep and an engine is printed once, however many candidates have them. Engines place
+    # experts differently.
     def expert_load(ep: int, rules: Engine) -> float:
         try:
             return load_of(ep, rules, notes if ep > 1 else [])

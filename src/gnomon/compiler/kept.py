@@ -1,11 +1,11 @@
-"""What the forward keeps so that the backward compares like with like.
+"""What the forward saves so that the backward compares a row's maximum with the elements that it was chosen from.
 
 The gradient of a row's maximum asks which elements are equal to it; that of `logsumexp` raises e to each element less
-the row's number. The forward keeps that number, and AOTAutograd's partitioner may let the backward make the elements
-again: by a kernel, where the forward's were ATen's, or the other way round. Their last bits differ (a GELU, an
+the row's number. The forward saves that number, and AOTAutograd's partitioner may have the backward recompute the
+elements: by a kernel where the forward's were ATen's, or the other way round. Their last bits differ (a GELU, an
 exponential, a sum), so no element is the maximum and its gradient is 0 / 0, or the exponential of what should be 0 is
-infinite. `keep(graph)` marks, before the two are divided, the operations nearest to such a choice whose bits differ:
-their results are kept, and all between is computed again to the same bits.
+infinite. `keep(graph)` marks, in the joint graph before it is partitioned, the operations nearest to such a choice
+whose bits differ: their results are saved, and all between them and the choice is recomputed to the same bits.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ PASSED = frozenset({
 
 
 def keep(graph: fx.Graph) -> int:
-    """Marks what the forward keeps in the graph of forward and backward; returns how many nodes it marked."""
+    """Marks what the forward saves, in the joint graph of forward and backward; returns how many nodes it marked."""
     never_again = get_default_op_list()
     waiting = [node for choice in graph.nodes if chooses(choice) for node in choice.all_input_nodes[:1]]
     seen: set[Node] = set()
@@ -75,9 +75,9 @@ def keep(graph: fx.Graph) -> int:
 
 
 def chooses(node: Node) -> bool:
-    """Whether an operation is one of CHOICES whose result the forward keeps; a norm is where it is the largest size, or
+    """Whether an operation is one of CHOICES whose result the forward saves; a norm is where it is the largest size, or
     the least."""
-    # Computed again itself (torch.utils.checkpoint), it is of what the backward makes.
+    # A choice that is recomputed itself (torch.utils.checkpoint) is of recomputed elements.
     if must_recompute(node):
         return False
     order = node.args[1] if node.target is aten.linalg_vector_norm.default and len(node.args) > 1 else math.inf

@@ -20,6 +20,8 @@ from gnomon.serving.requests import Load, Request
 
 TOKENS = (5, 200)
 """Ids of made-up prompts, which every vocabulary has."""
+METRICS_S = 5.0
+"""Seconds in which a server says its metrics, or goes without."""
 ANSWER_S = 3600.0
 """Seconds in which a request is answered."""
 
@@ -117,8 +119,8 @@ def cache_hits(url: str, key: str) -> int | None:
     """Prompt tokens that the server has found in its prefix cache since it started, by vLLM's name of the metric; None
     where it does not say."""
     try:
-        status, text = asyncio.run(_whole(_server_at(url, key), "GET", "/metrics"))
-    except OSError:
+        status, text = asyncio.run(asyncio.wait_for(_whole(_server_at(url, key), "GET", "/metrics"), METRICS_S))
+    except (OSError, ValueError, IndexError):  # TimeoutError is an OSError; the others: no answer of HTTP
         return None
     hits = re.findall(r"^vllm:prefix_cache_hits(?:_total)?(?:\{.*\})? ([\d.e+]+)$", text, re.MULTILINE)
     return int(sum(map(float, hits))) if status == 200 and hits else None

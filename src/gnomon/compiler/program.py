@@ -624,11 +624,11 @@ def _steps_text(run: Run) -> list[str]:
     def place(node: torch.fx.Node) -> str:
         return places.setdefault(node, f"%{len(places)}")
 
-    lines = []
-    for node in run.inputs:
+    def laid(node: torch.fx.Node) -> str:
         value = fake(node)
-        laid = "" if value is None else f" {value.dtype} {tuple(value.shape)} {tuple(value.stride())}"
-        lines.append(place(node) + laid)
+        return "" if value is None else f" {value.dtype} {tuple(value.shape)} {tuple(value.stride())}"
+
+    lines = [place(node) + laid(node) for node in run.inputs]
     for unit in run.units:
         if isinstance(unit, PlannedGroup):
             read, made = (" ".join(map(place, nodes)) for nodes in (unit.inputs, unit.outputs))
@@ -638,7 +638,8 @@ def _steps_text(run: Run) -> list[str]:
             lines.append(f"{place(unit)} = {_function_text(unit.target)} of {named}")
         else:
             lines.append(f"{place(unit)} = {unit.op} {unit.target}")
-    return [*lines, " ".join(map(place, run.outputs))]
+    # What comes out too: a step may hold a weight itself, of a width that no input tells.
+    return [*lines, *(place(node) + laid(node) for node in run.outputs)]
 
 
 def _function_text(target: Any) -> str:

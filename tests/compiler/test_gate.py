@@ -21,7 +21,7 @@ def test_a_kernel_is_kept_within_its_share_of_atens_time(
     seconds: float, share: float, kept: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(gate, "SLOWER", 1.03)
-    monkeypatch.setattr(gate, "_times", lambda run, aten, args, after: (seconds, 1.0))
+    monkeypatch.setattr(gate, "_times", lambda *_, **__: (seconds, 1.0))
     trial = gate.Trial(f"// {seconds} {share}", lambda x: (x + 1,), lambda x: (x + 1,), share=share)
     assert torch.equal(trial(torch.ones(3))[0], torch.full((3,), 2.0))
     assert trial.kept is kept
@@ -61,6 +61,12 @@ def test_arrays_that_no_cache_holds_are_out_of_it_before_each_call_of_a_trial(mo
     assert found == pytest.approx((2.0, 3.0))
     assert order == ["kernel", "other", "aten", "other", "other"]
     assert gate._times(call("kernel", 2.0), call("aten", 3.0), (), None) == pytest.approx((2.0, 3.0))
+    order.clear()
+    before = call("before", 5.0)
+    assert gate._times(call("kernel", 2.0), call("aten", 3.0), (), None, before) == pytest.approx((2.0, 3.0))
+    assert order[:4] == ["before", "kernel", "before", "aten"]
+    assert gate._forget([torch.ones(2), 3], [False, False]) is None and gate._forget([torch.ones(2)], ()) is None
+    assert gate._forget([torch.ones(2), torch.ones(2)], [True, False]) is not None
     half = gate.this_machine().l3_bytes // 2
     large = torch.empty(half // 4)
     assert gate._other_memory([large[: half // 4 - 1], 3]) is None

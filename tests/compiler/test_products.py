@@ -3,6 +3,7 @@ writes is seen."""
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -209,17 +210,40 @@ def test_any_linear_layer_of_ours_is_pytorchs(
     torch.testing.assert_close(made, wanted.relu() if after == "relu" else wanted, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("n", [33, 700])  # panels of weights that are turned all at once, and one after another
-def test_a_linear_layer_is_the_same_with_any_number_of_threads(n: int, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("n", [33, 700, 704])  # panels of weights that are turned all at once, and one after another
+@pytest.mark.parametrize("lies", [False, True])  # panels that the first block of rows makes on its way
+def test_a_linear_layer_is_the_same_with_any_number_of_threads(
+    n: int, lies: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(linear, "PARALLEL", 1)
-    w, b, before = torch.randn(n, 512), torch.randn(n), torch.get_num_threads()
-    for x in (torch.randn(37, 512), torch.randn(512, 37).t()):
+    b, before = torch.randn(n), torch.get_num_threads()
+    w = torch.randn(512, n).t() if lies else torch.randn(n, 512)
+    special = torch.randn(29, 512)
+    special[1, 2], special[3, 4], special[5], special[28, 7] = float("inf"), float("nan"), -0.0, 1e-41
+    for x in (torch.randn(37, 512), torch.randn(512, 37).t(), special):
         made = []
+        form = linear.form_of(x, w)
+        assert lies or form is linear.PLAIN
         try:
             for threads in (1, 2):
                 torch.set_num_threads(threads)
-                made.append(linear.linear(b, x, w))
+                made.append(linear.linear(b, x, w, form=form))
         finally:
             torch.set_num_threads(before)
-        torch.testing.assert_close(made[0], torch.nn.functional.linear(x, w, b), rtol=1e-4, atol=1e-4)
-        assert torch.equal(*made)
+        wanted = torch.nn.functional.linear(x, w, b)
+        torch.testing.assert_close(made[0], wanted, rtol=1e-4, atol=1e-4, equal_nan=True)
+        torch.testing.assert_close(*made, rtol=0, atol=0, equal_nan=True)
+
+
+def test_weights_that_no_cache_holds_are_tried_from_memory(faster: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Together, as each is read once a call; the bias too, but what a layer makes for the next is in cache."""
+    model = torch.nn.Sequential(torch.nn.Linear(20, 24), torch.nn.Softmax(-1), torch.nn.Linear(24, 20)).eval()
+    x, many = torch.randn(30, 20), 4 * (30 * 20 + 2 * 20 * 24 + 24 + 20)
+    small = dataclasses.replace(products.this_machine(), l3_bytes=many - 1)
+    for machine, cold in ((small, True), (dataclasses.replace(small, l3_bytes=many), False)):
+        monkeypatch.setattr(products, "this_machine", lambda machine=machine: machine)
+        fast = compiled(model)
+        with torch.no_grad():
+            torch.testing.assert_close(fast(x), model(x), rtol=2e-4, atol=1e-5)
+        first, second = backend.reports[0].products
+        assert first.cold == (cold,) * 3 and second.cold == (cold, False, cold)

@@ -28,11 +28,12 @@ from gnomon.compiler.build import address_of, libraries
 from gnomon.compiler.cpp_text import Text, expression
 from gnomon.compiler.device import DeviceDescription, this_device
 from gnomon.compiler.gate import Trial
+from gnomon.compiler.groups import root
 from gnomon.compiler.linear import Ended
 from gnomon.compiler.lowering import Lowering
 from gnomon.compiler.matmul_tile import constructed
 from gnomon.compiler.node import Node
-from gnomon.compiler.products import TRANSPOSED
+from gnomon.compiler.products import TRANSPOSED, from_memory
 from gnomon.compiler.rules import pointwise
 from gnomon.compiler.stages import classify, live
 from gnomon.compiler.steps import KernelCall, Operation
@@ -133,6 +134,8 @@ class Chain(TriedKernel):
 
     plain: Callable[..., Any]
     """The same operations compiled apart."""
+    cold: tuple[bool, ...] = ()
+    """Which inputs come from memory in every call (`products.from_memory`)."""
 
     def __init__(self, found: ChainNodes, ended: Sequence[Ended]) -> None:
         """Is not tried yet. ended: what follows each product."""
@@ -150,7 +153,10 @@ class Chain(TriedKernel):
         device, normed = this_device(), found.norm is not None
         self.form: linear.LinearForm | linears.LayersForm
         if len(found.links) == 1:
-            self.form = linear.LinearForm(constructed(*self.sizes[0], device)[0], ended[0], normed)
+            [link] = found.links
+            weight = link.weight.meta["val"]
+            lies = linear.form_of(link.x.meta["val"], weight if link.transposed else weight.t())
+            self.form = linear.LinearForm(lies.tile or constructed(*self.sizes[0], device)[0], ended[0], normed)
             self.text = linear.source(self.form)
         else:
             self.form = linears.form_of(self.sizes, tuple(ended), normed, device)
@@ -264,7 +270,7 @@ class Chain(TriedKernel):
     def trial(self) -> Trial:
         """Makes a new trial, which a chain must win."""
         listed = self._listed
-        return Trial(self.source, listed(self.run), listed(self.aten), share=SHARE, on_made_inputs=True)
+        return Trial(self.source, listed(self.run), listed(self.aten), share=SHARE, on_made_inputs=True, cold=self.cold)
 
 
 def fuse(graph: fx.Graph, apart: Apart, most: int = linears.MOST) -> list[Chain]:
@@ -280,6 +286,7 @@ def _fused(graph: fx.Graph, apart: Callable[[fx.GraphModule], Callable[..., Any]
     found: list[tuple[ChainNodes, str]] = []
     known: dict[str, tuple[Chain, ChainNodes]] = {}
     used: set[Node] = set()
+    cold = from_memory(graph)
     for node in list(graph.nodes):
         one = None if node in used else _found(node, layers)
         if one is None or not gains(one, this_device()):
@@ -288,6 +295,7 @@ def _fused(graph: fx.Graph, apart: Callable[[fx.GraphModule], Callable[..., Any]
             chain = Chain(one, [epilogue(link) for link in one.links])
         except UnfitError:
             continue
+        chain.cold = tuple(root(x) in cold for x in one.inputs)
         known.setdefault(chain.source, (chain, one))
         found.append((one, chain.source))
         used.update(link.matmul for link in one.links)

@@ -57,21 +57,23 @@ class Trial:
     def __init__(
         self, source: str, run: Callable[..., Any], aten: Callable[..., Any], *, share: float = 1.0,
         second: tuple[str, Callable[..., Any]] | None = None, second_share: float = 1.0, on_made_inputs: bool = False,
-        whole: bool = False,
+        whole: bool = False, cold: Sequence[bool] = (),
     ) -> None:  # fmt: skip
         """Is not tried yet. share: of ATen's time that the kernel may take; below 1 where a trial does not see all that
         a call costs. on_made_inputs: whether it is tried on inputs of the checker's own too: any floats may be given to
         it, and where whole any integers. second: another kernel and its source, which is tried beside the better of the
-        two, and second_share: of whose time it may take."""
+        two, and second_share: of whose time it may take. cold: which arguments every call finds in memory, as so much
+        is read between two calls that no cache holds them; none of them where it is empty."""
         self.source, self.run, self.aten, self.share, self.second = source, run, aten, share, second
         self.second_share, self.made, self.whole = second_share, on_made_inputs, whole
+        self.cold = tuple(cold)
         self.kept: bool | None = None
         self.second_kept = False
         self.verdict: dict[str, Any] = {}
 
     def __call__(self, *args: Any) -> Any:
         expected = self.aten(*args)
-        key = _key(self.source, args)
+        key = _key(self._of_memory(self.source), args)
         with _lock:
             known = _verdicts.get(key)
         if known is None:
@@ -90,8 +92,12 @@ class Trial:
         source, run = self.second
         # Against whom the second is timed decides its verdict, so that is part of its key.
         best = self.run if verdict["kept"] else self.aten
-        key = _key(f"{source}// {self.source} {verdict['kept']}", args)
+        key = _key(self._of_memory(f"{source}// {self.source} {verdict['kept']}"), args)
         return {**verdict, "second": self._judged(key, run, best, args, expected, self.second_share)}
+
+    def _of_memory(self, source: str) -> str:
+        """What a verdict is kept by: what is fastest from memory need not be in a cache."""
+        return f"{source}// from memory: {self.cold}" if any(self.cold) else source
 
     def _judged(
         self, key: str, run: Callable[..., Any], other: Callable[..., Any], args: tuple[Any, ...], expected: Any,
@@ -117,7 +123,9 @@ class Trial:
             verdict = {"kept": False, "wrong": wrong}
             _write(key, verdict)
             return verdict
-        kernel_s, aten_s = _times(run, other, args, after=_other_memory([*args, *result]))
+        kernel_s, aten_s = _times(
+            run, other, args, after=_other_memory([*args, *result]), before=_forget(args, self.cold)
+        )
         verdict = {"kept": kernel_s <= SLOWER * share * aten_s, "kernel_s": kernel_s, "aten_s": aten_s}
         _write(key, verdict)
         return verdict
@@ -356,12 +364,30 @@ def _other_memory(tensors: Sequence[Any]) -> Callable[[], Any] | None:
     return torch.ones(half // 4, dtype=torch.float32, device="cpu").sum
 
 
+def _forget(args: Sequence[Any], cold: Sequence[bool]) -> Callable[[], Any] | None:
+    """What takes arguments that are cold out of the caches, and brings the others into them again; None where none
+    is."""
+    if not any(cold) or any(isinstance(a, torch.Tensor) and a.is_cuda for a in args):
+        return None
+    other = torch.ones(this_machine().l3_bytes // 4, dtype=torch.float32, device="cpu")
+    warm = [a for a, is_cold in zip(args, cold, strict=True) if isinstance(a, torch.Tensor) and not is_cold]
+
+    def forget() -> None:
+        other.sum()
+        for one in warm:
+            one.sum()
+
+    return forget
+
+
 def _times(
-    run: Callable[..., Any], aten: Callable[..., Any], args: tuple[Any, ...], after: Callable[[], Any] | None
-) -> tuple[float, float]:
+    run: Callable[..., Any], aten: Callable[..., Any], args: tuple[Any, ...], after: Callable[[], Any] | None,
+    before: Callable[[], Any] | None = None,
+) -> tuple[float, float]:  # fmt: skip
     """The least seconds of each, taken in turn: what disturbs one call only ever adds. One thread is timed by its
     own CPU time, which others on the machine disturb less. after: called after each, and its own time taken off; what
-    a call left in the caches to be written is written meanwhile, and counts."""
+    a call left in the caches to be written is written meanwhile, and counts. before: called before each, outside of its
+    time."""
     if any(isinstance(a, torch.Tensor) and a.is_cuda for a in args):
         return _cuda_times(run, aten, args)
     clock = time.thread_time if torch.get_num_threads() == 1 else time.perf_counter
@@ -371,13 +397,16 @@ def _times(
     spent = 0.0
     for _ in range(REPEATS):
         for which, call in enumerate(calls):
+            began = clock()
+            if before is not None:
+                before()
             start = clock()
             call(*args)
             if after is not None:
                 after()
-            took = clock() - start
-            best[which] = min(best[which], took)
-            spent += took
+            end = clock()
+            best[which] = min(best[which], end - start)
+            spent += end - began
         if spent > ENOUGH_S:
             break
     return best[0] - best[2], best[1] - best[2]

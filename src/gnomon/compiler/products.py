@@ -20,6 +20,8 @@ from torch import Tensor, fx
 from gnomon.compiler import linear, thin
 from gnomon.compiler.build import address_of
 from gnomon.compiler.gate import Trial
+from gnomon.compiler.groups import root
+from gnomon.compiler.machine import this_machine
 from gnomon.compiler.node import Node
 from gnomon.compiler.steps import Between, KernelCall, Operation, View
 
@@ -56,6 +58,10 @@ class TriedMatmul:
     """Whether C++ calls the kernel, which lost only to what Python takes to call it."""
     after = "none"
     """What it ends with: `relu` or `none`."""
+    form = linear.PLAIN
+    """Of the kernel of ours for any number of rows."""
+    cold: tuple[bool, ...] = ()
+    """Which arguments come from memory in every call (`from_memory`)."""
 
     def __init__(
         self, name: str, run: Callable[..., Tensor], aten: Callable[..., Tensor], fixed: bool,
@@ -79,7 +85,9 @@ class TriedMatmul:
             own = self.own
             second = None if own is None else (str(self.text), lambda *a: (own(*a),))
             run, plain = (lambda *a: (self.run(*a),)), (lambda *a: (self.aten(*a),))
-            trial_of_key = Trial(f"{self.by} {self.name}", run, plain, share=SHARE, second=second, second_share=SHARE)
+            trial_of_key = Trial(
+                f"{self.by} {self.name}", run, plain, share=SHARE, second=second, second_share=SHARE, cold=self.cold
+            )
             trial = self.trials.setdefault(key, trial_of_key)
         if trial.kept is None:
             result: Tensor = trial(*args)[0]
@@ -135,12 +143,13 @@ def fuse(graph: fx.Graph) -> list[TriedMatmul]:
     """Puts a `TriedMatmul` in place of each product and convolution that is large enough; returns them."""
     if not torch.backends.mkldnn.is_available() or not torch.backends.mkldnn.enabled:
         return []
-    calls = []
+    calls, cold = [], from_memory(graph)
     for node in list(graph.nodes):
         found = _matmul(node) or _convolution(node)
         if found is None:
             continue
         call, arguments = found
+        call.cold = tuple(root(one) in cold for one in arguments)
         last = _relu(node, call)
         with graph.inserting_before(last):
             new = graph.call_function(call, arguments)
@@ -150,6 +159,21 @@ def fuse(graph: fx.Graph) -> list[TriedMatmul]:
             graph.erase_node(one)
         calls.append(call)
     return calls
+
+
+PRODUCTS = (aten.addmm.default, aten.mm.default, aten.convolution.default)
+
+
+def from_memory(graph: fx.Graph) -> set[Node]:
+    """Inputs of a graph that its products read, where the last cache does not hold all of them: each call finds them in
+    memory, as the other products were called since. A kernel that waits for memory more than another may win of one
+    weight alone and lose in the model. Empty where they stay in cache, or sizes are not known."""
+    read = {root(one) for node in graph.nodes if node.target in PRODUCTS for one in node.all_input_nodes}
+    inputs = {node for node in read if node.op == "placeholder"}
+    values = [node.meta.get("val") for node in inputs]
+    sizes = [v.numel() * v.itemsize for v in values if isinstance(v, Tensor)]
+    total = sum(size for size in sizes if isinstance(size, int))
+    return inputs if total > this_machine().l3_bytes else set()
 
 
 def _relu(node: Node, call: TriedMatmul) -> Node:
@@ -220,12 +244,13 @@ def _matmul(node: Node) -> tuple[TriedMatmul, tuple[Node, ...]] | None:
         call.own, call.text = _own(True, back), thin.source()
         return call, (*bias, x, weight)
     if float32:
-        call.own, call.text = _own(False, back), linear.source()
+        call.form = linear.form_of(*laid)
+        call.own, call.text = partial(_own(False, back), form=call.form), linear.source(call.form)
     return call, (*bias, x, weight)
 
 
-def _own_linear(*args: Tensor, after: str = "none") -> Tensor:
-    out = linear.linear(*args, after=after)
+def _own_linear(*args: Tensor, after: str = "none", form: linear.LinearForm = linear.PLAIN) -> Tensor:
+    out = linear.linear(*args, after=after, form=form)
     if out is not None:
         return out
     out = _aten_linear(*args)
@@ -268,7 +293,7 @@ def _linear_steps(back: bool, node: Node, which: str, after: str) -> list[Kernel
         return _with_relu(torch.ops.mkldnn._linear_pointwise.default, operands, node, after)
     is_thin = (matmul.by if which == "run" else matmul.text) == thin.source()
     call: Any = (thin.of_rows if is_thin else linear.of_rows)(*values, after == "relu")
-    return _called(thin.kernel() if is_thin else linear.kernel(), call, node, x, w, bias)
+    return _called(thin.kernel() if is_thin else linear.kernel(matmul.form), call, node, x, w, bias)
 
 
 def _called(
@@ -290,8 +315,8 @@ def _with_relu(target: Any, args: tuple[Any, ...], node: Node, after: str) -> li
     return [first, Operation(target=torch.ops.aten.relu.default, args=(between,), results=(node,))]
 
 
-def _own_times(*args: Tensor, after: str = "none") -> Tensor:
-    return _own_linear(*args[:-1], args[-1].t(), after=after)
+def _own_times(*args: Tensor, after: str = "none", form: linear.LinearForm = linear.PLAIN) -> Tensor:
+    return _own_linear(*args[:-1], args[-1].t(), after=after, form=form)
 
 
 def _linear(*args: Tensor) -> Tensor:

@@ -11,6 +11,7 @@ constexpr bool TURNS = false;                          // x_k is 1, and nothing 
 #else
 constexpr bool TURNS = true;
 #endif
+constexpr bool FILLS = ROWS > 1;                       // whether the first block of rows may make a panel on its way
 constexpr int V = VECTORS;
 constexpr int64_t WIDE = V * VW, TURNED = 1 << 19;     // TURNED: bytes of weights that are turned at once, for L2
 
@@ -41,7 +42,8 @@ void work(const Call& c, float* after, float* all, float* room, bool once, bool 
     }
 #pragma omp for schedule(static)
     for (int64_t p = 0; p < panels; p++) {
-        turn<V>(c, p * WIDE, room);
+        const bool fills = FILLS && !ALONG && c.w_k != 1 && blocks > 1 && (p + 1) * WIDE <= c.n;
+        if (!fills) turn<V>(c, p * WIDE, room);
         const int64_t ahead = (p + 1) * WIDE, left = ahead < c.n ? c.n - ahead : 0, wide = left < WIDE ? left : WIDE;
         const bool plain = c.w_k == 1;
         const int64_t count = plain ? wide : left ? LINE : 0, step = plain ? c.w_n : c.w_k;
@@ -50,7 +52,8 @@ void work(const Call& c, float* after, float* all, float* room, bool once, bool 
             const int64_t a = count * i / blocks, b = count * (i + 1) / blocks;
             const Next next{c.w + ahead * c.w_n + a * step, b - a, step, c.w_k};
             const float* x = copies ? all + i * each : c.x + m * x_row;
-            tiles<0, V, ROWS, ALONG>(rows, c, x, x_row, room, after, m, p * WIDE, next);
+            if (fills && !i) tiles<0, V, ROWS, ALONG, FILLS && !ALONG>(rows, c, x, x_row, room, after, m, p * WIDE, next);
+            else tiles<0, V, ROWS, ALONG>(rows, c, x, x_row, room, after, m, p * WIDE, next);
         }
     }
 }

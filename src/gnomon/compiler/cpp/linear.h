@@ -77,10 +77,12 @@ void put(const Call& c, const F (*sums)[V], int64_t rows, const float* after, in
 // `count` places of them `step` apart, the first k times `along` from w.
 struct Next { const float* w; int64_t count, step, along; };
 
-// R rows from m by a panel: V vectors of outputs from n, as (k, V vectors).
-template <int Stage, int V, int R, bool ALONG>          // ALONG: x has the rows of each k beside each other, AHEAD apart from k to k
+// R rows from m by a panel: V vectors of outputs from n, as (k, V vectors). ALONG: x has the rows of each k beside each other,
+// AHEAD apart from k to k. FILLS: the panel is made on the way, of weights that have the outputs of each k beside each other;
+// its stores cost nothing beside the sums, where a walk of its own waits for the second cache.
+template <int Stage, int V, int R, bool ALONG, bool FILLS = false>
 ALWAYS void tile(
-    const Call& c, const float* x, int64_t x_row, const float* panel, const float* after, int64_t m, int64_t n, Next next
+    const Call& c, const float* x, int64_t x_row, float* panel, const float* after, int64_t m, int64_t n, Next next
 ) {
     constexpr int64_t WIDE = V * VW;
     F sum[R][V] = {};
@@ -101,7 +103,9 @@ ALWAYS void tile(
         const int64_t to = from + LINE < c.k ? from + LINE : c.k;
         for (int64_t k = from; k < to; k++) {
             F w[V];
-            UNROLLED for (int v = 0; v < V; v++) w[v] = ld(panel + k * WIDE + v * VW);
+            UNROLLED for (int v = 0; v < V; v++) w[v] = ld(FILLS ? c.w + n + k * c.w_k + v * VW : panel + k * WIDE + v * VW);
+            if (FILLS)
+                UNROLLED for (int v = 0; v < V; v++) st(panel + k * WIDE + v * VW, w[v]);
             UNROLLED for (int r = 0; r < R; r++) {
                 const float one = ALONG ? x[k * AHEAD + r] : x[r * x_row + k];
                 UNROLLED for (int v = 0; v < V; v++) sum[r][v] = sum[r][v] + w[v] * one;
@@ -114,13 +118,13 @@ ALWAYS void tile(
     put<Stage, V>(c, sums, R, after, m, n);
 }
 
-template <int Stage, int V, int R, bool ALONG>
+template <int Stage, int V, int R, bool ALONG, bool FILLS = false>
 __attribute__((noinline)) void tiles(
-    int64_t rows, const Call& c, const float* x, int64_t x_row, const float* panel, const float* after, int64_t m, int64_t n, Next next
+    int64_t rows, const Call& c, const float* x, int64_t x_row, float* panel, const float* after, int64_t m, int64_t n, Next next
 ) {
-    if constexpr (R > 1)
-        if (rows < R) return tiles<Stage, V, R - 1, ALONG>(rows, c, x, x_row, panel, after, m, n, next);
-    tile<Stage, V, R, ALONG>(c, x, x_row, panel, after, m, n, next);
+    if constexpr (R > (FILLS ? ROWS / 2 : 1))            // of several blocks, none has less than half of the rows
+        if (rows < R) return tiles<Stage, V, R - 1, ALONG, FILLS>(rows, c, x, x_row, panel, after, m, n, next);
+    tile<Stage, V, R, ALONG, FILLS>(c, x, x_row, panel, after, m, n, next);
 }
 
 // V vectors of rows of weights from n as a panel; 0 beyond the last.

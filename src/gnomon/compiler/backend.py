@@ -28,6 +28,7 @@ from gnomon.compiler import (
     attention,
     columns,
     convolutions,
+    dispatch,
     dropout,
     experts,
     gate,
@@ -117,6 +118,7 @@ def gnomon(
 recurrent_modules.allow(gnomon)
 scan_tracing.allow(gnomon)
 quantized.allow(gnomon)
+dispatch.allow(gnomon)
 
 
 def partition(joint: torch.fx.GraphModule, *inputs: Any, **sizes: Any) -> tuple[torch.fx.GraphModule, ...]:

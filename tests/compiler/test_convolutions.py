@@ -179,18 +179,19 @@ def test_a_sum_in_place_is_that_of_eager() -> None:
     images=st.integers(1, 3),
     sizes=st.tuples(st.integers(1, 40), st.integers(1, 70), st.integers(1, 9), st.integers(1, 9)),
     step=st.integers(1, 3),
-    parts=st.tuples(*[st.booleans()] * 4),
+    parts=st.tuples(*[st.booleans()] * 6),
     seed=st.integers(0, 99),
 )
 def test_any_convolution_of_single_pixels_is_that_of_pytorch(
     images: int, sizes: tuple[int, int, int, int], step: int, parts: tuple[bool, ...], seed: int
 ) -> None:
     torch.manual_seed(seed)
-    (k, n, high, wide), (bias, norm, added, relu) = sizes, parts
+    (k, n, high, wide), (bias, norm, added, relu, before, last) = sizes, parts
     high = high if images == 1 else high * step  # images at even distances
     x, w = torch.randn(images, k, high, wide), torch.randn(n, k, 1, 1)
     form = ([images, k, high, wide], [step, step], [0, 0], [1, 1], 1)
-    call = convolutions.Pixels(form, bias, 1e-5 if norm else None, added, relu)
+    x = x.contiguous(memory_format=torch.channels_last) if last else x
+    call = convolutions.Pixels(form, bias, 1e-5 if norm else None, added, relu, before=before)
     other = torch.randn(images, n, (high - 1) // step + 1, (wide - 1) // step + 1)
     other = other.contiguous(memory_format=torch.channels_last)
     rest = [torch.randn(n), *(torch.rand(n) + 0.5 for _ in range(4))]

@@ -228,20 +228,21 @@ class CompiledGraph:
     def __init__(
         self, module: torch.fx.GraphModule, packs: bool = False, saved: bool = False, tune_s: float = 0.0,
         live: bool = False, frozen: bool = False, mask: int | None = None, preview: bool = False,
-        chain_layers: int = linears.MOST, works: bool = True,
+        chain_layers: int = linears.MOST, works: bool = True, apart: frozenset[str] = frozenset(),
     ) -> None:  # fmt: skip
         """Fuses what it finds in the module's graph. packs: whether weights of convolutions are packed once. saved:
         whether inputs are what a forward kept. tune_s: seconds in which tilings are measured after the trials. live:
         whether products of what a ReLU made may take the columns that are not zero; frozen, mask, preview:
         as in `compile_graph`. chain_layers: of a chain, at most; 0: no chains.
-        works: whether convolutions take in pointwise work."""
+        works, apart: whether convolutions take in pointwise work, and which do not (`convolutions.fuse`)."""
+        self.apart = apart
         self.tune_s = tune_s
         self.tuned: list[tuner.Subject] = []
         """Kernels whose tilings were measured."""
         began = time.perf_counter()
         self.stencils = stencil_call.fuse(module.graph)
         before = copy.deepcopy(module.graph) if packs else None
-        self.convolutions = convolutions.fuse(module.graph, works) if packs else []
+        self.convolutions = convolutions.fuse(module.graph, works, apart) if packs else []
         self.previews = preview_of_pools(module.graph) if packs and preview else []
         self.before = torch.fx.GraphModule(module, before) if before and self.convolutions else None
         """The graph without them, in case they are slower."""
@@ -385,11 +386,11 @@ class CompiledGraph:
             self.tuned = tuner.tune([p for p in self.program.groups if self.kept(p)], self.tune_s)
         # Taken out, as the copy of the graph is of no use afterwards.
         before, self.before = self.before, None
-        lost = any(isinstance(one, convolutions.Pixels) and one.lost for one in self.convolutions)
-        if before is not None and lost:  # the same, with work as kernels of its own
+        lost = frozenset(one.source for one in self.convolutions if one.lost)
+        if before is not None and lost:  # the same, with their work as kernels of its own
             if self in reports:
                 reports.remove(self)
-            return CompiledGraph(before, packs=True, works=False).boxed()
+            return CompiledGraph(before, packs=True, apart=self.apart | lost).boxed()
         if before is None or not convolutions.slower(self.convolutions):
             return write(self.program, self._chosen, self._with_runs())
         if self in reports:

@@ -17,15 +17,15 @@ from __future__ import annotations
 import ctypes
 import operator
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, fx
 
-from gnomon.compiler import gate, linear, taps, winograd
+from gnomon.compiler import depthwise, gate, linear, taps, winograd
 from gnomon.compiler.body import UnfitError
 from gnomon.compiler.build import address_of, kernel_of
 from gnomon.compiler.chains import Link, epilogue
@@ -46,6 +46,7 @@ in a run."""
 MOST_PACKED = 4
 """Packed weights of a convolution that are kept, where one graph serves several modules."""
 LAST = torch.channels_last
+Form: TypeAlias = winograd.WinogradForm | taps.TapsForm | depthwise.DepthwiseForm
 DIGEST = Path(__file__).with_name("cpp") / "digest.cpp"
 
 
@@ -95,10 +96,20 @@ class Convolution(TriedKernel):
     own = False
     """Whether a kernel of ours is tried first, and oneDNN's as the second."""
 
-    def __init__(self, sizes: tuple[Any, ...], bias: bool, eps: float | None, added: bool, relu: bool) -> None:
+    def __init__(
+        self, sizes: tuple[Any, ...], bias: bool, eps: float | None, added: bool, relu: bool, *,
+        before: bool = False, work: Sequence[Node] = (),
+    ) -> None:  # fmt: skip
         """Has packed nothing yet. sizes: of the image, then stride, padding, dilation, groups. eps: of the batch norm,
-        None without one."""
-        super().__init__("convolution", f"convolution {sizes} {bias} {eps} {added} {relu}", True)
+        None without one. before: whether a ReLU is in front. work: pointwise operations that follow, each of what the
+        last gave."""
+        names = "".join(f" {node.target} {node.args[1:]} {node.kwargs}" for node in work)
+        source = f"convolution {sizes} {bias} {eps} {added} {relu}{' relus' * before}{names}"
+        super().__init__("convolution", source, True)
+        self.before = before
+        self.work = [
+            (node.target, [None if isinstance(a, fx.Node) else a for a in node.args], node.kwargs) for node in work
+        ]
         self.image, self.stride, self.padding, self.dilation, self.groups = sizes
         self.bias, self.eps, self.added, self.relu = bias, eps, added, relu
         self.spends = False
@@ -114,6 +125,7 @@ class Convolution(TriedKernel):
     def run(self, *args: Tensor) -> Tensor:
         """Runs oneDNN's fused convolution."""
         x = args[0].contiguous(memory_format=LAST)
+        x = x.relu() if self.before else x
         weight, bias = self._weights(args[1 + self.added :])
         sizes = (self.padding, self.stride, self.dilation, self.groups)
         if self.added:
@@ -123,7 +135,18 @@ class Convolution(TriedKernel):
         else:
             out = torch.ops.mkldnn._convolution_pointwise.default(x, weight, bias, *sizes, "none", [], "")
         out = out.contiguous(memory_format=LAST)
-        return out.relu_() if self.relu else out  # oneDNN's own ReLU of what is not a number is 0
+        return self._worked(out.relu_() if self.relu else out)  # oneDNN's own ReLU of what is not a number is 0
+
+    def _worked(self, out: Tensor) -> Tensor:
+        for target, args, named in self.work:
+            out = target(*(out if a is None else a for a in args), **named)
+        return out
+
+    @property
+    def lost(self) -> bool:
+        """Whether its work, or the ReLU in front, is PyTorch's now, as the kernel with it is not the fastest."""
+        trial = self.trials.get(())
+        return bool(self.work or self.before) and trial is not None and (not trial.kept or trial.second_kept)
 
     def settled(self) -> Callable[..., Any] | None:
         call = super().settled()
@@ -263,11 +286,12 @@ class Convolution(TriedKernel):
         weight = rest.pop(0)
         bias = rest.pop(0) if self.bias else None
         x = x.contiguous()
+        x = x.relu() if self.before else x
         out = torch.convolution(x, weight, bias, self.stride, self.padding, self.dilation, False, [0, 0], self.groups)
         if self.eps is not None:
             out = torch.nn.functional.batch_norm(out, rest[2], rest[3], rest[0], rest[1], eps=self.eps)
         out = out if added is None else out + added
-        return (out.relu() if self.relu else out).contiguous(memory_format=LAST)
+        return self._worked(out.relu() if self.relu else out).contiguous(memory_format=LAST)
 
 
 class Pixels(Convolution):
@@ -277,35 +301,18 @@ class Pixels(Convolution):
     own = True
 
     def __init__(
-        self, *args: Any, work: Sequence[Node] = (), ended: linear.Ended = (), tile: MatmulTile | None = None
-    ) -> None:
-        """Is not tried yet. work: pointwise operations that follow, each of what the last gave; ended: their C++; tile:
-        of the kernel, None for that of most sizes."""
-        super().__init__(*args)
-        self.work = [
-            (node.target, [None if isinstance(a, fx.Node) else a for a in node.args], node.kwargs) for node in work
-        ]
-        self.form = linear.LinearForm(tile=tile, epilogue=ended)
+        self, *args: Any, work: Sequence[Node] = (), ended: linear.Ended = (), tile: MatmulTile | None = None,
+        before: bool = False,
+    ) -> None:  # fmt: skip
+        """Is not tried yet. work, before: as of a `Convolution`; ended: work's C++; tile: of the kernel, None for the
+        one of most sizes."""
+        super().__init__(*args, work=work, before=before)
+        self.form = linear.LinearForm(tile=tile, epilogue=ended, relus=before)
         self.text = linear.source(self.form)
         self.source = f"{self.text}// {self.source}"
 
-    def aten(self, *args: Tensor) -> Tensor:
-        """Runs PyTorch's operations, one after another."""
-        return self._worked(super().aten(*args))
-
-    def _worked(self, out: Tensor) -> Tensor:
-        for target, args, named in self.work:
-            out = target(*(out if a is None else a for a in args), **named)
-        return out
-
     def _by_onednn(self, *args: Tensor) -> Tensor:
-        return self._worked(super().run(*args))
-
-    @property
-    def lost(self) -> bool:
-        """Whether its work is PyTorch's now, as the kernel with it is not the fastest."""
-        trial = self.trials.get(())
-        return bool(self.work) and trial is not None and (not trial.kept or trial.second_kept)
+        return super().run(*args)
 
     def trial(self) -> Trial:
         """Makes a new trial: of our kernel, then of oneDNN's with packed weights."""
@@ -343,19 +350,26 @@ class Pixels(Convolution):
         inputs = [("x", x), *([("added", rest.pop(0))] if self.added else []), ("w", rest.pop(0))]
         inputs += [("bias", rest.pop(0))] if self.bias else []
         inputs += zip(("gamma", "beta", "mean", "variance"), rest, strict=False)
-        images = ("x", "added")
         laid = all(
-            one.meta["val"].is_contiguous(memory_format=LAST if name in images else torch.contiguous_format)
+            self._is_laid(one.meta["val"])
+            if name == "x"
+            else one.meta["val"].is_contiguous(memory_format=LAST if name == "added" else torch.contiguous_format)
             for name, one in inputs
         )
         sizes, out = x.meta["val"].shape, node.meta["val"]
         if not laid or not out.is_contiguous(memory_format=LAST):
             return None
         self.in_call = True
-        filled = linear.of_pixels(sizes, int(out.shape[1]), self.stride[0], self.relu, self.eps or 0.0)
+        turned = not x.meta["val"].is_contiguous(memory_format=LAST)
+        filled = linear.of_pixels(sizes, int(out.shape[1]), self.stride[0], self.relu, self.eps or 0.0, turned)
         return [
             KernelCall(function=address_of(function), filled=filled, inputs=tuple(inputs), outputs=(("out", node),))
         ]
+
+    def _is_laid(self, x: Tensor) -> bool:
+        """Whether the kernel reads an image as it lies."""
+        turns = len(x) == 1 and self.stride[0] == 1 and not self.work
+        return x.is_contiguous(memory_format=LAST) or (turns and x.is_contiguous())
 
     def run(self, *args: Tensor) -> Tensor:
         """Runs our kernel on these tensors."""
@@ -370,21 +384,22 @@ class Pixels(Convolution):
         added = tensors.pop(0).contiguous(memory_format=LAST) if self.added else None
         weight, *norm = (one.contiguous() for one in tensors)
         bias = norm.pop(0) if self.bias else None
-        x, step = x.contiguous(memory_format=LAST), self.stride[0]
+        x, step = x if self._is_laid(x) else x.contiguous(memory_format=LAST), self.stride[0]
         out = linear.pixels(x, weight, bias, norm, self.eps or 0.0, step, added, self.relu, into, self.form)
         return self.aten(*args) if out is None else out
 
 
 class Tiled(Convolution):
-    """One in float32 by a kernel of ours with packed weights (`winograd`, `taps`), or by oneDNN, as is faster."""
+    """One in float32 by a kernel of ours with packed weights (`winograd`, `taps`, `depthwise`), or by oneDNN, as is
+    faster."""
 
     own = True
 
-    def __init__(self, form: winograd.WinogradForm | taps.TapsForm, outputs: int, *args: Any) -> None:
-        """Is not tried yet. args: as of a `Convolution`."""
-        super().__init__(*args)
+    def __init__(self, form: Form, outputs: int, *args: Any, work: Sequence[Node] = (), before: bool = False) -> None:
+        """Is not tried yet. Others: as of a `Convolution`."""
+        super().__init__(*args, work=work, before=before)
         self.form, self.outputs = form, outputs
-        self.library = Convolution(*args)
+        self.library = Convolution(*args, work=work, before=before)
         """The same by oneDNN, which has the answer where our kernel refuses."""
         self.text = form.text
         self.source = f"{self.text}// {self.source}"
@@ -423,7 +438,7 @@ class Tiled(Convolution):
         if trial is None or trial.kept is None:
             return None
         if trial.second_kept:
-            spends = self.spends and not self.library.in_call
+            spends = self.spends and not self.library.in_call and not self.library.work and not self.before
             return self.library._in_place if spends else self.library.run
         # a kernel that refuses may have written: what is added has to be there still
         return self.run if trial.kept else self.aten
@@ -435,9 +450,9 @@ class Tiled(Convolution):
             return None
         if trial.second_kept:
             self.packed.clear()
-            return self.library._packed_step(node)
+            return None if self.lost else self.library._packed_step(node)
         if not trial.kept:
-            return self._aten_steps(node)
+            return None if self.lost else self._aten_steps(node)
         self.library.packed.clear()
         function, packing = self.form.kernel(), self._packing(node)
         images = [("x", node.args[0]), *([("added", node.args[1])] if self.added else [])]
@@ -470,15 +485,15 @@ def slower(calls: Sequence[Convolution]) -> bool:
 
 
 # ---- in a graph of ATen's
-def fuse(graph: fx.Graph, works: bool = True) -> list[Convolution]:
+def fuse(graph: fx.Graph, works: bool = True, apart: frozenset[str] = frozenset()) -> list[Convolution]:
     """Puts a `Convolution` in place of each convolution with what follows it; returns them. works: whether pointwise
-    work is taken in by those of single pixels."""
+    work is taken in by kernels of ours. apart: sources of those that lost with it."""
     if not torch.backends.mkldnn.is_available() or not torch.backends.mkldnn.enabled or _digest() is None:
         return []
     found = [node for node in graph.nodes if _taken(node)]
     if len(found) < FEWEST:
         return []
-    fused_nodes = [_fused(graph, node, works) for node in found]
+    fused_nodes = [_fused(graph, node, works, apart) for node in found]
     # After all are fused, as only a tensor whose readers are all such calls may be written over.
     for node in fused_nodes:
         node.target.spends = _spends(node)
@@ -531,7 +546,7 @@ def _norm(node: Node) -> tuple[Node, tuple[Node, ...], float] | None:
     return (first, tensors, float(norm.args[6])) if all(one.op == "placeholder" for one in tensors) else None
 
 
-def _fused(graph: fx.Graph, node: Node, works: bool) -> Node:
+def _fused(graph: fx.Graph, node: Node, works: bool, apart: frozenset[str]) -> Node:
     """One convolution with what follows it, as one node."""
     x, weight, bias, stride, padding, dilation = node.args[:6]
     gone, last, eps, tensors = [node], node, None, [weight, *([] if bias is None else [bias])]
@@ -554,25 +569,46 @@ def _fused(graph: fx.Graph, node: Node, works: bool) -> Node:
         gone.append(user)
     sizes = (list(x.meta["val"].shape), list(stride), list(padding), list(dilation), node.args[8])
     numbers = (sizes, bias is not None, eps, added is not None, relu)
-    call: Convolution
-    if _of_pixels(node):
-        work, ended = _work(last) if works else ([], ())
-        tile = linear.tile_of_pixels(int(weight.meta["val"].shape[0]))
-        call = Pixels(*numbers, work=work, ended=ended, tile=tile)
-        gone += work
-        last = gone[-1] if work else last
-    else:
-        form, outputs = _form(node), int(weight.meta["val"].shape[0])
-        call = Convolution(*numbers) if form is None else Tiled(form, outputs, *numbers)
+    call, front, work = _call(node, last, numbers, works)
+    if call.source in apart:
+        call, front, work = _call(node, last, numbers, works=False)
+    gone += work
+    last = gone[-1]
     # At the place of the last node: what is added may be computed after the convolution.
     with graph.inserting_before(last):
-        new = graph.call_function(call, (x, *([] if added is None else [added]), *tensors))
+        new = graph.call_function(call, (front, *([] if added is None else [added]), *tensors))
     new.meta.update(last.meta)
     last.replace_all_uses_with(new)
     # Readers first, as fx erases only what nobody reads.
     for one in reversed(gone):
         graph.erase_node(one)
+    if front is not x and not x.users:  # a ReLU in front, which nobody else reads
+        graph.erase_node(x)
     return new
+
+
+def _call(node: Node, last: Node, numbers: tuple[Any, ...], works: bool) -> tuple[Convolution, Node, list[Node]]:
+    """What computes a convolution up to `last` and the work behind that, the image that it reads, and that work."""
+    x, outputs = node.args[0], int(node.args[1].meta["val"].shape[0])
+    work, ended = _work(last) if works else ([], ())
+    # Behind other pointwise work a ReLU in front is part of that work's kernel.
+    before = works and x.target is aten.relu.default and not _is_work(x.args[0])
+    front = x.args[0] if before else x
+    if _of_pixels(node):
+        tile = linear.tile_of_pixels(outputs)
+        return Pixels(*numbers, work=work, ended=ended, tile=tile, before=before), front, work
+    form = _form(node)
+    if form is None:
+        return Convolution(*numbers), x, []
+    if isinstance(form, depthwise.DepthwiseForm):
+        form = replace(form, relus=before)
+    else:
+        before, front = False, x
+    return Tiled(replace(form, ended=ended), outputs, *numbers, work=work, before=before), front, work
+
+
+def _is_work(node: Node) -> bool:
+    return node.target in pointwise.RULES or node.target is operator.getitem
 
 
 def _work(node: Node) -> tuple[list[Node], linear.Ended]:
@@ -617,11 +653,13 @@ def _of_pixels(node: Node) -> bool:
     return plain and even and groups == 1 and not any(padding) and linear.kernel() is not None
 
 
-def _form(node: Node) -> winograd.WinogradForm | taps.TapsForm | None:
+def _form(node: Node) -> Form | None:
     """What a kernel of ours computes a convolution by, None where there is none."""
     x, weight, _, stride, padding, dilation = node.args[:6]
-    value, (outputs, _, *window) = x.meta["val"], weight.meta["val"].shape
-    if value.dtype != torch.float32 or node.args[8] != 1:
+    value, (outputs, _, *window), groups = x.meta["val"], weight.meta["val"].shape, node.args[8]
+    if value.dtype == torch.float32 and groups == outputs == value.shape[1] > 1:
+        return depthwise.form_of(value.shape, window, stride, padding, dilation)
+    if value.dtype != torch.float32 or groups != 1:
         return None
     if window == [winograd.SIDE] * 2 and [*stride, *dilation] == [1] * 4:
         form = winograd.form_of(value.shape, int(outputs), padding)

@@ -121,11 +121,16 @@ def _chosen(compiled: CompiledGraph) -> list[dict[str, Any]]:
 
 def _convolution(one: Pixels | Tiled) -> dict[str, Any]:
     """Explains a convolution with what surrounds it as one kernel."""
-    names = ["convolution", *(["batch norm"] if one.eps is not None else []), *(["add"] if one.added else [])]
+    names = [
+        *(["relu"] if one.before else []),
+        "convolution",
+        *(["batch norm"] if one.eps is not None else []),
+        *(["add"] if one.added else []),
+    ]
     names += ["relu"] if one.relu else []
     images, channels, high, wide = one.image
+    names += [str(target).split(".")[1] for target, _, _ in one.work]
     if isinstance(one, Pixels):
-        names += [str(target).split(".")[1] for target, _, _ in one.work]
         how, out = "single pixels", [(size - 1) // one.stride[0] + 1 for size in (high, wide)]
     else:
         how, out = one.form.name, list(one.form.out_sizes(one.image))

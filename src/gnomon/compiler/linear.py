@@ -54,6 +54,9 @@ class LinearCall(ctypes.Structure):
     ]
 
 
+PIXEL_TILES = (MatmulTile(7, 4), MatmulTile(9, 3), MatmulTile(14, 2), MatmulTile(14, 1))
+"""Of convolutions of single pixels with 32 registers; the second last is that of most sizes."""
+
 Ended: TypeAlias = tuple[str, ...]
 """Lines of C++ that make of `x`, a vector of a product's results, what is written; none where that is x itself. They
 are the body of `Ended<Stage>::of` in cpp/linear.h."""
@@ -68,6 +71,8 @@ class LinearForm:
     """What follows the product."""
     normed: bool = False
     """Whether rows of x are normed as they are read."""
+    relus: bool = False
+    """Whether a ReLU is in front."""
 
 
 PLAIN = LinearForm()
@@ -77,6 +82,7 @@ PLAIN = LinearForm()
 def source(form: LinearForm = PLAIN) -> str:
     """The C++ text of a form."""
     lies = ["#define LIES"] if form.normed or form.epilogue else []
+    lies += ["#define RELUS"] * form.relus
     return "\n".join([*tile_text(form.tile, form.normed, (form.epilogue,), lies), FORMULA.read_text(encoding="utf-8")])
 
 
@@ -94,6 +100,16 @@ def tile_text(tile: MatmulTile | None, normed: bool, ended: Sequence[Ended], def
             text.append("    ALWAYS F of(F x, const Call& c, int64_t m, int64_t at, int64_t left) {")
             text += [*(f"        {line}" for line in body), "    }", "};"]
     return [*text, "}  // namespace"]
+
+
+def ended_text(body: Ended) -> list[str]:
+    """What stands before the text of a kernel that has a function `ended` of its own: that function, where work follows
+    it."""
+    if not body:
+        return []
+    text = ['#include "vector.h"', '#include "math.h"', "#define ENDED", "namespace {", "template <class C>"]
+    text.append("ALWAYS F ended(F x, const C& c, int64_t m, int64_t at, int64_t left) {")
+    return [*text, *(f"    {line}" for line in body), "}", "}  // namespace"]
 
 
 @cache
@@ -148,7 +164,8 @@ def pixels(
     x: Tensor, w: Tensor, bias: Tensor | None, norm: Sequence[Tensor], eps: float, step: int, added: Tensor | None,
     relu: bool, into: bool, form: LinearForm = PLAIN,
 ) -> Tensor | None:  # fmt: skip
-    """A convolution of one pixel, of images that lie channels last. x (images, k, height, width), w (n, k, 1, 1); norm:
+    """A convolution of one pixel, of images that lie channels last; of a single image x may lie as PyTorch has it
+    otherwise, where `step` is 1. x (images, k, height, width), w (n, k, 1, 1); norm:
     the batch norm's gamma, beta, mean and variance, or nothing; added (images, n, ...) or None, into: whether the
     result takes its memory. None where it does not run, and nothing is written."""
     (images, _, high, wide), n, last = x.shape, w.shape[0], torch.channels_last
@@ -156,7 +173,7 @@ def pixels(
         out = added
     else:
         out = torch.empty((images, n, (high - 1) // step + 1, (wide - 1) // step + 1), memory_format=last)
-    call = of_pixels(x.shape, n, step, relu, eps)
+    call = of_pixels(x.shape, n, step, relu, eps, not x.is_contiguous(memory_format=last))
     call.x, call.w, call.out = x.data_ptr(), w.data_ptr(), out.data_ptr()
     call.bias = None if bias is None else bias.data_ptr()
     call.added = None if added is None else added.data_ptr()
@@ -169,9 +186,14 @@ def tile_of_pixels(n: int) -> MatmulTile | None:
     """The tile for so many outputs of a pixel. With 32 registers 7 rows by 4 vectors have as many sums as 14 by 2 for
     11 loads in place of 16, and 7 rows that are a power of two apart stay beside each other in a first cache of 8 ways,
     so that they are read where they lie: 4 to 9 % faster (ResNet-50's sizes), where panels are full. It takes all
-    registers, x being an operand in memory of the products, as AVX-512 has it."""
+    registers, x being an operand in memory of the products, as AVX-512 has it.
+    Other tiles where their panels are fuller: 44 outputs are three vectors, and take four in panels of two."""
     lanes = this_machine().isa.lanes
-    return MatmulTile(7, 4) if lanes == 16 and n % (4 * lanes) == 0 else None
+    if lanes < 16:
+        return None
+    vectors = -(-n // lanes)
+    tile = min(PIXEL_TILES, key=lambda tile: -(-vectors // tile.vectors) * tile.vectors)
+    return None if tile.vectors == 2 else tile
 
 
 def form_of(x: Tensor, w: Tensor) -> LinearForm:
@@ -180,19 +202,22 @@ def form_of(x: Tensor, w: Tensor) -> LinearForm:
     faster from memory (Zen 4)."""
     if x.stride(1) != 1 or w.stride(1) == 1 or w.stride(0) != 1 or not isinstance(w.shape[0], int):
         return PLAIN
-    return LinearForm(tile_of_pixels(w.shape[0]))
+    tile = tile_of_pixels(w.shape[0])
+    return LinearForm(tile) if tile is not None and tile.vectors == 4 else PLAIN
 
 
-def of_pixels(sizes: Sequence[int], n: int, step: int, relu: bool, eps: float) -> LinearCall:
-    """A convolution of one pixel without its memory. sizes: (images, k, height, width) that lie channels last."""
+def of_pixels(sizes: Sequence[int], n: int, step: int, relu: bool, eps: float, turned: bool = False) -> LinearCall:
+    """A convolution of one pixel without its memory. sizes: (images, k, height, width) that lie channels last; turned:
+    those of one image that lies channels first, of step 1."""
     images, k, high, wide = sizes
     # Of `step` 1 all pixels of all images follow each other at one distance, so they are one line of `rows` pixels
     # (`across`). Else a line has `across` of them, and lines lie `x_down` apart.
     across = (wide - 1) // step + 1
     rows = images * ((high - 1) // step + 1) * across
     return LinearCall(
-        m=rows, n=n, k=k, relu=relu, threads=0 if rows * n * k >= PARALLEL else 1, x_row=k * step,
-        x_down=wide * k * step, x_k=1, across=rows if step == 1 else across, w_n=k, w_k=1, eps=eps,
+        m=rows, n=n, k=k, relu=relu, threads=0 if rows * n * k >= PARALLEL else 1, x_row=1 if turned else k * step,
+        x_down=wide * k * step, x_k=high * wide if turned else 1, across=rows if step == 1 else across,
+        w_n=k, w_k=1, eps=eps,
     )  # fmt: skip
 
 

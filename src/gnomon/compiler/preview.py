@@ -193,7 +193,9 @@ def fuse(graph: fx.Graph) -> list[Preview]:
 def _pooled(node: Node) -> tuple[Node, Node] | None:
     """(pooling, its result) after a convolution that the kernel knows."""
     call = node.target
-    if node.op != "call_function" or not isinstance(call, Convolution) or isinstance(call, Preview) or call.added:
+    if node.op != "call_function" or not isinstance(call, Convolution) or isinstance(call, Preview):
+        return None
+    if call.added or call.work or call.before:
         return None
     plain = call.groups == 1 and [*call.stride, *call.dilation] == [1, 1, 1, 1]
     channels = node.args[1].meta["val"].shape[1] if plain else 0

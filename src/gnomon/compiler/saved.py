@@ -43,7 +43,7 @@ MEMBER = re.compile(rf"{re.escape(PROGRAM)}|{KERNELS}/\d+\.(cpp|so)")
 READ = (InputKind.PARAMETER, InputKind.BUFFER, InputKind.CONSTANT_TENSOR, InputKind.USER_INPUT)
 WHOLE = frozenset({"aten::scaled_dot_product_attention"})
 """Composite operations that ATen runs better whole."""
-LESS: tuple[dict[str, bool], ...] = ({"packs": True, "works": False}, {})
+LESS: tuple[dict[str, Any], ...] = ({"packs": True, "works": False}, {})
 """A graph whose convolutions turn out slower where it is loaded is compiled once more, with less in them and then
 without (`CompiledGraph`): their kernels are saved too."""
 

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from gnomon.compiler.build import kernel_of
-from gnomon.compiler.linear import PARALLEL
+from gnomon.compiler.linear import PARALLEL, Ended, ended_text
 from gnomon.compiler.machine import this_machine
 
 FORMULA = Path(__file__).with_name("cpp") / "taps.cpp"
@@ -38,7 +38,7 @@ class TapsCall(ctypes.Structure):
                 "taps tap_apart run relu threads x_image x_line x_pixel x_channel"
             ).split()
         ],
-        *[(name, ctypes.c_void_p) for name in "x weights bias added out".split()],
+        *[(name, ctypes.c_void_p) for name in "x weights bias added out refused".split()],
     ]
 
 
@@ -54,6 +54,8 @@ class TapsForm:
     narrow: bool
     """Whether a line of the result is at most half of a tile of 32 registers: then a tile has half of the pixels and
     twice the outputs, as otherwise half of the registers would be empty."""
+    ended: Ended = ()
+    """Work behind it."""
 
     @property
     def name(self) -> str:
@@ -66,16 +68,16 @@ class TapsForm:
 
     def out_sizes(self, sizes: Sequence[int]) -> tuple[int, int]:
         """Height and width of the result of an image of sizes (images, channels, height, width)."""
-        return _out_sizes(sizes, self.window, self.stride, self.padding, self.dilation)
+        return out_sizes(sizes, self.window, self.stride, self.padding, self.dilation)
 
     @property
     def text(self) -> str:
         """Writes its kernel in C++."""
-        return _source(self.narrow)
+        return _source(self.narrow, self.ended)
 
     def kernel(self) -> Callable[[Any], int] | None:
         """The compiled kernel, None where it does not compile."""
-        return kernel_of(self.text, ctypes.POINTER(TapsCall))
+        return _kernel(self.text)
 
     def packed(self, weight: Tensor) -> Tensor:
         """(panels, numbers of a window, outputs of a panel) of weights (outputs, channels, height, width); 0 beyond the
@@ -105,9 +107,10 @@ class TapsForm:
         )  # fmt: skip
 
 
-def _out_sizes(
+def out_sizes(
     sizes: Sequence[int], window: Sequence[int], stride: Sequence[int], padding: Sequence[int], dilation: Sequence[int]
 ) -> tuple[int, int]:
+    """Height and width of a convolution's result."""
     high, wide = (
         (size + 2 * pad - apart * (length - 1) - 1) // step + 1
         for size, length, step, pad, apart in zip(sizes[2:], window, stride, padding, dilation, strict=True)
@@ -119,7 +122,7 @@ def form_of(
     sizes: Sequence[int], window: Sequence[int], stride: Sequence[int], padding: Sequence[int], dilation: Sequence[int]
 ) -> TapsForm | None:
     """The form for an image of sizes (images, channels, height, width); None where the result is empty."""
-    high, wide = _out_sizes(sizes, window, stride, padding, dilation)
+    high, wide = out_sizes(sizes, window, stride, padding, dilation)
     if min(high, wide) < 1:
         return None
     given = [(int(one[0]), int(one[1])) for one in (window, stride, padding, dilation)]
@@ -129,8 +132,14 @@ def form_of(
 
 
 @cache
-def _source(narrow: bool) -> str:
+def _source(narrow: bool, ended: Ended) -> str:
     rows, vectors = ROWS[this_machine().isa.lanes], 2
     said = {"TILE": rows // 2 if narrow else rows, "VECTORS": 2 * vectors if narrow else vectors}
     lines = [f"#define {name} {value}" for name, value in said.items()]
-    return "\n".join([*lines, FORMULA.read_text(encoding="utf-8")])
+    return "\n".join([*lines, *ended_text(ended), FORMULA.read_text(encoding="utf-8")])
+
+
+@cache
+def _kernel(text: str) -> Callable[[Any], int] | None:
+    # By its text, as to look a kernel up by the digest of its source takes 0.2 ms.
+    return kernel_of(text, ctypes.POINTER(TapsCall))

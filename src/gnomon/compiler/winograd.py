@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from gnomon.compiler.build import kernel_of
-from gnomon.compiler.linear import PARALLEL
+from gnomon.compiler.linear import PARALLEL, Ended, ended_text
 from gnomon.compiler.machine import this_machine
 
 FORMULA = Path(__file__).with_name("cpp") / "winograd.cpp"
@@ -53,7 +53,7 @@ class WinogradCall(ctypes.Structure):
                 "x_image x_line x_pixel"
             ).split()
         ],
-        *[(name, ctypes.c_void_p) for name in "x weights bias added out".split()],
+        *[(name, ctypes.c_void_p) for name in "x weights bias added out refused".split()],
     ]
 
 
@@ -64,6 +64,8 @@ class WinogradForm:
     out: int
     """Outputs along a side of a tile."""
     padding: tuple[int, int]
+    ended: Ended = ()
+    """Work behind it."""
 
     @property
     def name(self) -> str:
@@ -81,11 +83,11 @@ class WinogradForm:
     @property
     def text(self) -> str:
         """Writes its kernel in C++."""
-        return _source(self.out)
+        return _source(self.out, self.ended)
 
     def kernel(self) -> Callable[[Any], int] | None:
         """The compiled kernel, None where it does not compile."""
-        return kernel_of(self.text, ctypes.POINTER(WinogradCall))
+        return _kernel(self.text)
 
     def packed(self, weight: Tensor) -> Tensor:
         """(panels, places, channels, outputs of a panel) of weights (outputs, channels, 3, 3); 0 beyond the last
@@ -144,10 +146,10 @@ def form_of(sizes: Sequence[int], outputs: int, padding: Sequence[int]) -> Winog
 
 
 @cache
-def _source(out: int) -> str:
+def _source(out: int, ended: Ended) -> str:
     said = {"OUT": out, "TILE": ROWS[this_machine().isa.lanes], "VECTORS": VECTORS}
     lines = [f"#define {name} {value}" for name, value in said.items()]
-    return "\n".join([*lines, FORMULA.read_text(encoding="utf-8")])
+    return "\n".join([*lines, *ended_text(ended), FORMULA.read_text(encoding="utf-8")])
 
 
 @cache
@@ -166,3 +168,9 @@ def _of_weights(out: int) -> Tensor:
             by *= p - other if other != p else 1.0
         rows.append([1 / by, p / by, p * p / by])
     return torch.tensor([*rows, [0, 0, 1]], dtype=torch.float64)
+
+
+@cache
+def _kernel(text: str) -> Callable[[Any], int] | None:
+    # By its text, as to look a kernel up by the digest of its source takes 0.2 ms.
+    return kernel_of(text, ctypes.POINTER(WinogradCall))

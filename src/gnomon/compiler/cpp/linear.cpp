@@ -1,7 +1,8 @@
 // A linear layer, or a convolution of one pixel (gnomon/compiler/linear.py): out[m, n] = after(sum over k of x[m, k] w[n, k]
 // + bias[n]), after: batch norm, a sum, ReLU, or what `Ended<0>` makes of each number. Weights are read as they lie: a panel of
 // VECTORS of them is turned in cache, so that a tile of TILE rows has its sums in registers along all k. Either side may also
-// lie turned, as in a layer's backward; with LIES only w. With NORMED, rows are normed as they are copied, so that no norm goes to memory.
+// lie turned, as in a layer's backward; with LIES only w. With NORMED, rows are normed as they are copied, so that no norm goes to memory; with
+// RELUS they pass a ReLU there.
 #include "linear.h"
 
 namespace {
@@ -71,7 +72,7 @@ extern "C" int gnomon_kernel(const Call* given) {
     if (!all_threads.threads) all_threads.threads = omp_get_max_threads();
     const Call& c = all_threads;
     const int64_t panels = (c.n + WIDE - 1) / WIDE, blocks = (c.m + ROWS - 1) / ROWS, size = c.k * WIDE;
-    const bool along = c.x_k != 1, copies = NORMS || along || (ROWS > CLOSE && c.x_row * 4 % TOGETHER == 0) || c.across < c.m;
+    const bool along = c.x_k != 1, copies = NORMS || FRONT || along || (ROWS > CLOSE && c.x_row * 4 % TOGETHER == 0) || c.across < c.m;
     const int64_t each = !copies ? 0 : along ? c.k * AHEAD : ROWS * (c.k + 16);   // of a block of rows that are copied
     // Panels that stay in the second cache are turned once, and a block of rows goes over all of them; else all blocks go
     // over one panel after another.

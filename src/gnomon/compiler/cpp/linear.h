@@ -16,6 +16,11 @@ constexpr bool NORMS = true;
 #else
 constexpr bool NORMS = false;
 #endif
+#ifdef RELUS
+constexpr bool FRONT = true;                           // a ReLU in front, for which rows are copied
+#else
+constexpr bool FRONT = false;
+#endif
 constexpr int ROWS = TILE;
 constexpr int64_t AHEAD = (ROWS + VW - 1) / VW * VW;   // rows of x that lie beside each other, where they are copied so
 constexpr int OTHERS = 4;                              // as MOST_OTHERS of linear.py
@@ -176,19 +181,30 @@ void normed(const Call& c, const float* x, float* to) {
     }
 }
 
+// What a product reads of a number of x: itself where it is a NaN.
+ALWAYS F fronted(F x) { return FRONT ? larger(F{}, x) : x; }
+ALWAYS float fronted(float x) { return FRONT && 0.0f > x ? 0.0f : x; }
+
 // Rows from m, copied to `room`: each with its k beside each other, or each k with its rows.
 ALWAYS const float* copied(const Call& c, int64_t m, int64_t rows, float* room) {
     if (c.x_k == 1) {
         for (int64_t r = 0; r < rows; r++) {
             if (NORMS) normed(c, row(c, m + r), room + r * (c.k + 16));
-            else memcpy(room + r * (c.k + 16), row(c, m + r), (size_t)c.k * sizeof(float));
+            else if (!FRONT) memcpy(room + r * (c.k + 16), row(c, m + r), (size_t)c.k * sizeof(float));
+            else {
+                const float* x = row(c, m + r);
+                float* to = room + r * (c.k + 16);
+                int64_t k = 0;
+                for (; k + VW <= c.k; k += VW) st(to + k, fronted(ld(x + k)));
+                for (; k < c.k; k++) to[k] = fronted(x[k]);
+            }
         }
     } else if (m + AHEAD <= c.m) {
         for (int64_t k = 0; k < c.k; k++)
-            for (int64_t r = 0; r < AHEAD; r += VW) st(room + k * AHEAD + r, ld(c.x + m + r + k * c.x_k));
+            for (int64_t r = 0; r < AHEAD; r += VW) st(room + k * AHEAD + r, fronted(ld(c.x + m + r + k * c.x_k)));
     } else {
         for (int64_t k = 0; k < c.k; k++)
-            for (int64_t r = 0; r < rows; r++) room[k * AHEAD + r] = c.x[m + r + k * c.x_k];
+            for (int64_t r = 0; r < rows; r++) room[k * AHEAD + r] = fronted(c.x[m + r + k * c.x_k]);
     }
     return room;
 }

@@ -29,7 +29,12 @@ struct Call {                                          // as TapsCall in taps.py
     const float* bias;                                 // or null
     const float* added;                                // (images, out_high, out_wide, outputs), or null; may be out
     float* out;
+    int* refused;                                      // set where what follows has no answer
 };
+
+#ifndef ENDED
+ALWAYS F ended(F x, const Call&, int64_t, int64_t, int64_t) { return x; }
+#endif
 
 // A line of an image with its border, y of the padded one.
 void bordered(const Call& c, int64_t image, int64_t y, float* to) {
@@ -80,6 +85,7 @@ ALWAYS void tile(const Call& c, const float* x, int64_t row, const float* panel,
             F y = sums[r][v] + bias;
             if (c.added) y = y + (left == VW ? ld(c.added + to) : ld(c.added + to, left));
             if (c.relu) y = maxi(y, F{});
+            y = ended(y, c, at + r, first, left);
             if (left == VW) st(c.out + to, y);
             else st(c.out + to, y, left);
         }
@@ -101,6 +107,8 @@ ALWAYS int64_t start(int64_t many, int64_t parts, int64_t i) { return many * i /
 
 extern "C" int gnomon_kernel(const Call* given) {
     Call c = *given;
+    int refused = 0;
+    c.refused = &refused;
     if (!c.threads) c.threads = omp_get_max_threads();
     const bool plain = !c.pad_h && !c.pad_w && c.x_channel == 1 && c.x_pixel == c.channels && c.x_line == c.wide * c.channels;
     const int64_t high = c.high + 2 * c.pad_h, wide = c.wide + 2 * c.pad_w, row = wide * c.channels, image = high * row;
@@ -138,5 +146,5 @@ extern "C" int gnomon_kernel(const Call* given) {
         }
     }
     free(room);
-    return 0;
+    return refused;
 }

@@ -1,5 +1,6 @@
 // Vectors of VW lanes, the same for every instruction set: F float, D double, L 64-bit integers, B masks (0 or -1).
 // Loads and stores take memory types (float, double, bf16, integers, bool); a last part of a row has n < VW lanes.
+#pragma once
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>

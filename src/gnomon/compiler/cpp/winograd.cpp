@@ -34,7 +34,12 @@ struct Call {                                          // as WinogradCall in win
     const float* bias;                                 // or null
     const float* added;                                // (images, out_high, out_wide, outputs), or null
     float* out;                                        // as added
+    int* refused;                                      // set where a result is not finite, or what follows has no answer
 };
+
+#ifndef ENDED
+ALWAYS F ended(F x, const Call&, int64_t, int64_t, int64_t) { return x; }
+#endif
 
 // Tile t begins with the output (image, y, x).
 struct Place { int64_t image, y, x; };
@@ -145,6 +150,7 @@ ALWAYS void written(const Call& c, int64_t t, const float* from, int64_t step, i
                 finite = finite + y * 0.0f;            // NaN once y was not finite
                 if (c.added) y = y + (left == VW ? ld(c.added + at) : ld(c.added + at, left));
                 if (c.relu) y = maxi(y, F{});
+                y = ended(y, c, 0, n + v, left);
                 if (left == VW) st(c.out + at, y);
                 else st(c.out + at, y, left);
             }
@@ -158,6 +164,8 @@ ALWAYS int64_t start(int64_t many, int64_t parts, int64_t i) { return many * i /
 
 extern "C" int gnomon_kernel(const Call* given) {
     Call c = *given;
+    int refused = 0;
+    c.refused = &refused;
     if (!c.threads) c.threads = omp_get_max_threads();
     const int64_t tiles = c.images * ((c.out_high + OUT - 1) / OUT) * ((c.out_wide + OUT - 1) / OUT);
     const int64_t panels = (c.outputs + WIDE - 1) / WIDE;
@@ -170,7 +178,6 @@ extern "C" int gnomon_kernel(const Call* given) {
     const int64_t own = (PLACES * (step + sums) + 15) / 16 * 16;
     float* room = (float*)aligned_alloc(64, (size_t)(c.threads * own) * sizeof(float));
     if (!room) return 1;
-    int refused = 0;
 #pragma omp parallel num_threads((int)c.threads) if (c.threads > 1)
     {
         float *x = room + omp_get_thread_num() * own, *y = x + PLACES * step;

@@ -15,7 +15,7 @@ from torch._higher_order_ops.scan import scan  # noqa: E402
 from torch.nn import functional as F  # noqa: E402
 
 import gnomon  # noqa: E402
-from gnomon.compiler import attention, build, chains, convolutions, linear, steps, thin  # noqa: E402
+from gnomon.compiler import attention, build, chains, convolutions, linear, steps, taps, thin, winograd  # noqa: E402
 
 pytestmark = [pytest.mark.torch, pytest.mark.usefixtures("fresh")]
 
@@ -107,6 +107,9 @@ CASES: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     "recurrence": (Recurrence, (40, 3, 16)),
     "convolutions": (Images, (1, 3, 30, 33)),
 }
+CACHED = (attention.kernel, convolutions._digest, linear.kernel, thin.kernel, steps._library, taps._kernel,
+          winograd._kernel)  # fmt: skip
+"""What holds kernels in a process."""
 
 
 @pytest.mark.parametrize("kind", CASES)
@@ -121,7 +124,7 @@ def test_a_process_without_a_compiler_has_its_kernels(
     monkeypatch.setenv("GNOMON_CACHE", str(tmp_path / "empty"))
     monkeypatch.setattr(build, "_loaded", {})
     monkeypatch.setattr(build, "has_compiler", lambda: False)
-    for one in (attention.kernel, convolutions._digest, linear.kernel, thin.kernel, steps._library):
+    for one in CACHED:
         one.cache_clear()
     try:
         loaded = gnomon.load(folder)
@@ -145,5 +148,5 @@ def test_a_process_without_a_compiler_has_its_kernels(
             assert made.chains and made.attention and all(one.kept for one in (*made.chains, *made.attention))
         assert not list((tmp_path / "empty").glob("*.so"))
     finally:
-        for one in (attention.kernel, convolutions._digest, linear.kernel, thin.kernel, steps._library):
+        for one in CACHED:
             one.cache_clear()

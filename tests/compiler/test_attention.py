@@ -16,7 +16,7 @@ from torch.nn import functional as F  # noqa: E402
 
 from gnomon.compiler import attention, backend  # noqa: E402
 from gnomon.compiler.build import has_compiler  # noqa: E402
-from gnomon.compiler.gate import alike  # noqa: E402
+from gnomon.compiler.gate import alike, wrong_on_made  # noqa: E402
 
 FURTHER = 1.5
 """Times ATen's own distance from doubles that a result may be away from them, and a rounding beside it."""
@@ -125,6 +125,22 @@ def test_what_is_no_number_stays_none(dtype: Any) -> None:
     assert wanted[0].isnan().any()
     for ours, theirs in zip(made, wanted, strict=True):
         assert torch.equal(ours.isnan(), theirs.isnan())
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("causal", [False, True])
+def test_gradients_of_special_numbers_are_atens(dtype: Any, causal: bool) -> None:
+    """Infinities and NaN among any of the inputs, of keys too that a causal row does not see, and sums that overflow."""
+    q, k, v, g = (torch.randn(2, 70, 3, 32).to(dtype).transpose(1, 2) for _ in range(4))
+    out, sums = attention.FORWARD(q, k, v, 0.0, causal)
+    call = attention.AttentionBackward(causal, None, True, dtype)
+    assert wrong_on_made(call.run, call.aten, (g, q, k, v, out, sums), False) == ""
+    for which in (0, 2, 3):
+        for number in (math.inf, math.nan, 1e20):
+            given = [one.clone() for one in (g, q, k, v, out, sums)]
+            given[which][0, 1, 69, 5] = number
+            for ours, theirs in zip(call.run(*given), call.aten(*given), strict=True):
+                assert torch.equal(ours.isfinite(), theirs.isfinite())
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -50,6 +50,21 @@ def test_any_table_gets_pytorchs_gradient(
     assert torch.equal(made, call.aten(grad, indices))  # the same sums in the same order
 
 
+@pytest.mark.parametrize("of", [torch.float32, torch.bfloat16])
+def test_a_large_table_is_zeros_of_the_system(of: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same gradient, of a tensor like any other: it is added to and copied, and holds no more than its own bytes."""
+    monkeypatch.setattr(table_gradient, "MAPPED", 1 << 12)
+    grad, indices = torch.randn(9, 4, 33).to(of), torch.randint(0, 700, (9, 4))
+    grad[0, 0, :4] = torch.tensor([float("nan"), float("inf"), -0.0, 1e-40])
+    indices[1] = indices[0]
+    call = table_gradient.TableGradient(700, 3, True, of)
+    made, theirs = call.run(grad, indices), call.aten(grad, indices)
+    assert made.untyped_storage().nbytes() == made.nbytes and made.data_ptr() % 4096 == 0
+    torch.testing.assert_close(made, theirs, rtol=0, atol=0, equal_nan=True)
+    made += theirs
+    torch.testing.assert_close(made.clone(), theirs + theirs, rtol=0, atol=0, equal_nan=True)
+
+
 class Lookup(torch.nn.Module):
     def __init__(self) -> None:
         super().__init__()

@@ -1,7 +1,8 @@
 """Gradients of embedding tables: one kernel that writes a table's zeros past the caches and adds what was looked up.
 
 A dense gradient is as large as its table, most of it zeros. ATen writes them through the caches, which reads each line
-first. `fuse(graph)` puts a `TableGradient` in place of each `embedding_dense_backward` that is large enough; it is
+first. A table of MAPPED bytes and more is laid in fresh memory of the system (`large_pages`), which is 0 already: rows
+that were not looked up are not written, and take no memory until somebody writes to them. `fuse(graph)` puts a `TableGradient` in place of each `embedding_dense_backward` that is large enough; it is
 tried like any group. Rows are added in the order of the indices, so sums are the same with any number of threads.
 Float32 and bfloat16 on a CPU. Leaves out gradients that are scaled by how often a row was looked up.
 """
@@ -18,12 +19,18 @@ import torch
 from torch import Tensor, fx
 
 from gnomon.compiler.build import kernel_of
+from gnomon.compiler.large_pages import zeros_of_system
 from gnomon.compiler.node import Node
 from gnomon.compiler.tried import MEMORY, TriedKernel, text_of
 
 aten = torch.ops.aten
 LEAST = 1 << 18
 """Numbers of a table from which on it is worth a call: 1 MiB of float32."""
+MAPPED = 32 << 20
+"""Bytes from which on the system is asked for memory that is 0. glibc gives so much back when it is freed, so it is new
+each time anyway: 94 MB, written by ATen, took 49 ms of page faults and zeros a call, and 0.9 so; with a walk that reads
+all of it 56 and 7, and one that writes all of it 60 and 19 (one thread, an AMD EPYC of the fourth generation). What is
+smaller is mostly given again, in caches: 5 MB took 0.8 ms, and 1.6 so where all was read."""
 FORMULA = Path(__file__).with_name("cpp") / "table_gradient.cpp"
 
 
@@ -32,7 +39,7 @@ class _TableGradientCall(ctypes.Structure):
 
     _fields_ = [
         (name, ctypes.c_void_p if name in ("index", "grad", "out") else ctypes.c_int64)
-        for name in "rows width count skipped wide parallel index index_step grad grad_row out".split()
+        for name in "rows width count skipped wide parallel zeroed index index_step grad grad_row out".split()
     ]
 
 
@@ -62,11 +69,13 @@ class TableGradient(TriedKernel):
         grad, indices = grad.reshape(-1, width), indices.reshape(-1)
         # A row is added as a run of memory. A gradient that was expanded has strides of 0.
         grad = grad if grad.stride(1) == 1 else grad.contiguous()
-        out = torch.empty((self.rows, width), dtype=grad.dtype)
+        mapped = self.rows * width * grad.dtype.itemsize >= MAPPED
+        zeros = zeros_of_system((self.rows, width), grad.dtype) if mapped else None
+        out = torch.empty((self.rows, width), dtype=grad.dtype) if zeros is None else zeros
         call = _TableGradientCall(
             rows=self.rows, width=width, count=indices.shape[0], skipped=self.skipped,
             wide=int(indices.dtype == torch.int64), parallel=int(torch.get_num_threads() > 1),
-            index=indices.data_ptr(), index_step=indices.stride(0), grad=grad.data_ptr(), grad_row=grad.stride(0),
+            zeroed=int(zeros is not None), index=indices.data_ptr(), index_step=indices.stride(0), grad=grad.data_ptr(), grad_row=grad.stride(0),
             out=out.data_ptr(),
         )  # fmt: skip
         function(call)

@@ -1,6 +1,8 @@
 // Gradients of attention (gnomon/compiler/attention.py), from its output and the logarithms of its rows' sums:
 // p = exp(q k' scale + mask - sums), dv = p' g, ds = p (g v' - rows of g out), dq = ds k scale, dk = ds' q scale. Scores
 // are made again block by block; p and ds are numbers of the tensors' type before they are multiplied, sums over blocks are floats.
+// ATen multiplies what a causal row does not see by probabilities of 0, so that what is not finite there makes NaN, and multiplies
+// by the scale before it sums. So numbers beyond LARGE, and gradients that are not finite, leave the call to ATen.
 #include "vector.h"
 #include "math.h"
 #include "attention.h"
@@ -18,6 +20,7 @@ struct Call {                                          // as _AttentionBackwardC
 namespace {
 
 constexpr int64_t QUERIES = 64;                        // of a block, beside KEYS
+constexpr float LARGE = 1e15f;                         // products of two, summed over a head, are far from infinity
 
 struct Room {
     alignas(64) float s[QUERIES * KEYS], dp[QUERIES * KEYS], mask[EACH][KEYS];
@@ -140,12 +143,29 @@ void block(const Call& c, Room& m, const Head& a, int64_t b, int64_t h, int64_t 
             {a.dk + j * c.depth, c.depth}, true, queries);
 }
 
-ALWAYS void written(const float* from, int64_t count, int64_t depth, float scale, S* to, int64_t step) {
+// whether all sizes of numbers are below `limit`; NaN is below none
+ALWAYS B below(F x, float limit) { return (x < limit) & (x > -limit); }
+bool below(const S* p, int64_t step, int64_t count, int64_t depth, float limit) {
+    B fine = lanes() >= 0;
     for (int64_t n = 0; n < count; n++)
-        for (int64_t d = 0; d < depth; d += VW) st(to + n * step + d, ld(from + n * depth + d) * scale);
+        for (int64_t d = 0; d < depth; d += VW) fine = fine & below(ld(p + n * step + d), limit);
+    return all(fine);
 }
 
-void head(const Call& c, Room& m, float* room, int64_t b, int64_t h) {
+// Says whether all that it wrote is finite.
+ALWAYS bool written(const float* from, int64_t count, int64_t depth, float scale, S* to, int64_t step) {
+    B fine = lanes() >= 0;
+    for (int64_t n = 0; n < count; n++)
+        for (int64_t d = 0; d < depth; d += VW) {
+            const F x = ld(from + n * depth + d) * scale;
+            fine = fine & below(x, INF);
+            st(to + n * step + d, x);
+        }
+    return all(fine);
+}
+
+// false: ATen's answer may be another
+bool head(const Call& c, Room& m, float* room, int64_t b, int64_t h) {
     const int64_t queries = up_to(c.queries, EACH), keys = up_to(c.keys, KEYS), depth = c.depth;
     Head a;
     a.k_columns = (Word*)room;
@@ -160,6 +180,9 @@ void head(const Call& c, Room& m, float* room, int64_t b, int64_t h) {
     a.delta = a.sums + queries;
     const S *q = c.q + b * c.q_b + h * c.q_h, *g = c.g + b * c.g_b + h * c.g_h, *o = c.out + b * c.out_b + h * c.out_h;
     const S *k = c.k + b * c.k_b + h * c.k_h, *v = c.v + b * c.v_b + h * c.v_h;
+    if (!(below(k, c.k_s, c.keys, depth, LARGE) && below(v, c.v_s, c.keys, depth, LARGE) && below(q, c.q_s, c.queries, depth, LARGE) &&
+          below(g, c.g_s, c.queries, depth, LARGE) && below(o, c.out_s, c.queries, depth, LARGE)))
+        return false;
     columns(k, c.k_s, c.keys, depth, a.k_columns);
     columns(v, c.v_s, c.keys, depth, a.v_columns);
     couples(k, c.k_s, c.keys, depth, a.k);
@@ -176,14 +199,15 @@ void head(const Call& c, Room& m, float* room, int64_t b, int64_t h) {
     for (int64_t j = 0; j < c.keys; j += KEYS)
         for (int64_t i = c.causal ? j / QUERIES * QUERIES : 0; i < c.queries; i += QUERIES) block(c, m, a, b, h, i, j);
     const float scale = (float)c.scale;
-    written(a.dq, c.queries, depth, scale, c.dq + b * c.dq_b + h * c.dq_h, c.dq_s);
-    written(a.dk, c.keys, depth, scale, c.dk + b * c.dk_b + h * c.dk_h, c.dk_s);
-    written(a.dv, c.keys, depth, 1.0f, c.dv + b * c.dv_b + h * c.dv_h, c.dv_s);
+    const bool dq = written(a.dq, c.queries, depth, scale, c.dq + b * c.dq_b + h * c.dq_h, c.dq_s);
+    const bool dk = written(a.dk, c.keys, depth, scale, c.dk + b * c.dk_b + h * c.dk_h, c.dk_s);
+    const bool dv = written(a.dv, c.keys, depth, 1.0f, c.dv + b * c.dv_b + h * c.dv_h, c.dv_s);
+    return dq && dk && dv;
 }
 
 }  // namespace
 
-// 1: not on this processor, or there is no memory, and results are not whole
+// 1: not on this processor, there is no memory, or numbers are such that ATen's answer may be another; results are not whole
 extern "C" int gnomon_kernel(const Call* given) {
     if (!KNOWN) return 1;
     const Call& c = *given;
@@ -194,7 +218,7 @@ extern "C" int gnomon_kernel(const Call* given) {
         failed |= !memory;
 #pragma omp for schedule(static)
         for (int64_t n = 0; n < c.batch * c.heads; n++)
-            if (memory) head(c, *(Room*)memory, (float*)(memory + sizeof(Room)), n / c.heads, n % c.heads);
+            if (memory && !failed) failed |= !head(c, *(Room*)memory, (float*)(memory + sizeof(Room)), n / c.heads, n % c.heads);
         free(memory);
     }
     return failed;

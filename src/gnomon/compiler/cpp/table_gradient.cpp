@@ -7,7 +7,7 @@
 namespace {
 
 struct Call {                                          // as _TableGradientCall in table_gradient.py has them
-    int64_t rows, width, count, skipped, wide, parallel;
+    int64_t rows, width, count, skipped, wide, parallel, zeroed;  // zeroed: out is 0 already, in pages that take memory once they are written to
     const void* index; int64_t index_step;             // int64 where wide, else int32
     const S* grad; int64_t grad_row;
     S* out;
@@ -28,7 +28,7 @@ void zeros(char* p, char* end) {
 
 // Rows from `from` to `to` of the table; an index outside it adds nothing, as in ATen.
 void part(const Call& c, int64_t from, int64_t to) {
-    zeros((char*)(c.out + from * c.width), (char*)(c.out + to * c.width));
+    if (!c.zeroed) zeros((char*)(c.out + from * c.width), (char*)(c.out + to * c.width));
     for (int64_t k = 0; k < c.count; k++) {
         if (k + AHEAD < c.count) {
             const int64_t next = row_of(c, k + AHEAD);

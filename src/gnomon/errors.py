@@ -87,5 +87,5 @@ class NoMemoryError(RunError):
 
 def nearest(name: str, known: Iterable[str], *, cutoff: float = 0.5) -> str:
     """` (did you mean 'a', 'b'?)` for an error message, or `` when nothing is close: cutoff, 0 to 1, is how close."""
-    close = get_close_matches(name, list(known), n=3, cutoff=cutoff)
+    close = get_close_matches(name, list(dict.fromkeys(known)), n=3, cutoff=cutoff)
     return f" (did you mean {', '.join(repr(c) for c in close)}?)" if close else ""

@@ -3,6 +3,7 @@ a name that nobody knows is listed with the nearest, never taken for another in 
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from gnomon.errors import GnomonError
 from gnomon.formats import programs
 from gnomon.formats.given import ReadContext
 from gnomon.formats.job import Job
+from gnomon.prediction import predict
 
 FACTORY = {
     "model_name_or_path": "meta-llama/Llama-2-7b-hf",
@@ -213,8 +215,42 @@ def test_attention_that_is_asked_to_run_op_by_op_keeps_its_scores(tmp_path: Path
         (FACTORY, "flash_attn", "disabled"),
         (AXOLOTL, "eager_attention", "true"),
     ):
-        assert read(tmp_path / "job.yaml", file, **{key: word}).stack.layers.attention == "unfused_fp32_softmax", key
+        job = read(tmp_path / "job.yaml", file, **{key: word})
+        assert job.stack.layers.attention == "unfused_fp32_softmax", key
+        assert not any(key in str(said) for said in (*job.notes, *job.unexpressed)), "it is not without effect"
+        lines = predict(job.graph(), "1x8xh100-sxm", job.plan, job.workload, job.stack).assumptions
+        assert not any("attention runs as" in line or "flash attention" in line for line in lines)
     assert read(tmp_path / "job.yaml", TRL, attn_implementation="sdpa").stack == read(tmp_path / "job.yaml", TRL).stack
+
+
+def test_modules_that_are_trained_whole_beside_adapters_have_gradients_and_states(tmp_path: Path) -> None:
+    """PEFT's modules_to_save: of Llama 2 7B the table and the head are 262 million parameters, of its adapters 8."""
+    both = "[embed_tokens, lm_head]"
+    for file, key, word, more in (
+        (TRL, "lora_modules_to_save", both, {"use_peft": "true", "lora_r": "16"}),
+        (FACTORY, "additional_target", "embed_tokens,lm_head", {"finetuning_type": "lora", "lora_rank": "16"}),
+        (AXOLOTL, "lora_modules_to_save", both, {"adapter": "lora", "lora_r": "16"}),
+    ):
+        without = read(tmp_path / "job.yaml", file, **more).graph().num_parameters()
+        job = read(tmp_path / "job.yaml", file, **more, **{key: word})
+        assert job.graph().num_parameters() - without == 2 * 32000 * 4096, key
+        assert job.graph().name.endswith("+whole:embed_tokens,lm_head")
+        assert not any(key in str(said) for said in (*job.notes, *job.unexpressed))
+        wrong = read(tmp_path / "job.yaml", file, **more, **{key: "[lm_heat]"})
+        assert wrong.graph().num_parameters() == without
+        assert any(one.field == key and "no module" in one.why for one in wrong.unexpressed)
+    job = read(tmp_path / "job.yaml", TRL, lora_modules_to_save=both)
+    assert any(one.field == "lora_modules_to_save" and "use_peft" in one.why for one in job.unexpressed)
+    layers = {"adapter": "lora", "lora_r": "16", "peft_layers_to_transform": "[0, 1]"}
+    job = read(tmp_path / "job.yaml", AXOLOTL, **layers)
+    assert any(one.field == "peft_layers_to_transform" for one in job.unexpressed)
+
+
+def test_a_name_is_proposed_once(tmp_path: Path) -> None:
+    """One that the reader asks for and that is a field of TrainingArguments too was proposed twice."""
+    job = read(tmp_path / "job.yaml", AXOLOTL, torch_dtypes="bf16", flash_atention="true")
+    proposed = [re.findall(r"'(\w+)'", one.why.partition("did you mean")[2]) for one in job.unexpressed]
+    assert [len(names) == len(set(names)) for names in proposed if names] == [True, True]
 
 
 def test_deepspeed_trains_in_the_trainer_s_half_dtype_and_stage(tmp_path: Path) -> None:

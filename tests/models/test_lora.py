@@ -9,7 +9,7 @@ from typing import Literal
 import pytest
 
 import gnomon
-from gnomon.errors import GraphError
+from gnomon.errors import GraphError, PlanError
 from gnomon.formats import programs
 from gnomon.formats.given import ReadContext
 from gnomon.graph import BF16, Graph
@@ -23,6 +23,7 @@ from gnomon.prediction import predict
 from gnomon.prediction.layer_types import LayerPrice
 from gnomon.prediction.predict import stages_of
 from gnomon.prices.collectives import collective_seconds
+from gnomon.request.runnable import read_runnable_model
 from gnomon.sharding import shard_block
 from gnomon.software import stack
 
@@ -256,11 +257,24 @@ def test_names() -> None:
     assert parse_adapters("llama-3.1-8b") == ("llama-3.1-8b", None)
     made = Adapters(rank=4, targets=("q_proj",), base="nf4")
     assert parse_adapters(f"a/config.json{made}") == ("a/config.json", made)
+    made = Adapters(rank=4, targets=("q_proj",), whole=("embed_tokens", "lm_head"))
+    assert parse_adapters(f"a{made}") == ("a", made)
     with pytest.raises(GraphError, match="MODEL.lora16"):
         parse_adapters("llama-3.1-8b+lora")
 
 
-@pytest.mark.parametrize("name", ["llama-tiny+lora8:w_proj", "llama-tiny+lora0"])
+def test_modules_trained_whole() -> None:
+    """A tied table is one parameter by either name; one inside layers is trained in every layer."""
+    plain = model("llama-3.2-1b+lora8").num_parameters()
+    assert {model(f"llama-3.2-1b+lora8+whole:{name}").num_parameters() for name in ("lm_head", "embed_tokens")} == {
+        plain + 128256 * 2048
+    }
+    assert model("llama-3.2-1b+lora8+whole:input_layernorm").num_parameters() == plain + 16 * 2048
+    with pytest.raises(PlanError, match=r"trains lm_head whole"):
+        read_runnable_model("llama-3.2-1b+lora8+whole:lm_head")
+
+
+@pytest.mark.parametrize("name", ["llama-tiny+lora8:w_proj", "llama-tiny+lora0", "llama-tiny+lora8+whole:lm_heat"])
 def test_refused(name: str) -> None:
     with pytest.raises(GraphError):
         model(name)

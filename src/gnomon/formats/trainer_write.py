@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from gnomon.errors import InputError
+from gnomon.errors import InputError, PlanError
 from gnomon.formats.deepspeed.write import draft as deepspeed_draft
 from gnomon.formats.export import Draft, ExportRequest, need_axes
 from gnomon.formats.given import Network, ReadContext
@@ -151,6 +151,8 @@ def tuning(request: ExportRequest, program: str, *, axes: tuple[str, ...] = ("pp
     need_axes(request, program, *axes)
     plan, stack = request.plan, request.stack
     base, adapters = parse_adapters(request.graph.name)
+    if adapters is not None and adapters.whole:
+        raise PlanError(f"{program}'s file is not written with modules that are trained whole beside adapters")
     by_deepspeed = plan.optimizer.zero in (1, 2) or (stack is not None and stack.name == "deepspeed")
     by_deepspeed = by_deepspeed or (plan.optimizer.offload is not None and not plan.optimizer.offload_parameters)
     pure = plan.precision.master == "none" and plan.precision.param in ("bf16", "fp16")

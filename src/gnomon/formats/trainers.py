@@ -23,9 +23,9 @@ from gnomon.formats.job import Fields, Job, divides, microbatches, read_source, 
 from gnomon.formats.keys import read_json
 from gnomon.formats.shell import unknown
 from gnomon.formats.trainer_optimizers import ADAMW, Update
-from gnomon.formats.trainer_words import flag
+from gnomon.formats.trainer_words import flag, names_of
 from gnomon.graph import Graph
-from gnomon.models.lora import INT8, NF4, Adapters, Base, with_adapters
+from gnomon.models.lora import INT8, NF4, Adapters, Base, whole_parameters, with_adapters
 from gnomon.models.trained import Trained, with_trained
 from gnomon.plans import (
     INPUTS_AWAY,
@@ -171,12 +171,15 @@ def modules_of(f: Fields) -> Modules:
         # A typo would be read as sdpa and priced so; transformers itself refuses it later.
         if (named := str(f.peek(key) or "auto").lower()) not in KERNELS and "/" not in named:  # a kernel of the hub
             f.fail(key, f"{f.peek(key)!r} is no way to attend{nearest(named, KERNELS)}: {', '.join(KERNELS[:9])}")
+    in_steps = [key for key in ATTENTION if str(f.peek(key) or "").lower() in IN_STEPS]
+    f.ignore(*in_steps)  # accounted for: not among what has no effect
+    eager = flag(f, "eager_attention") or bool(in_steps)
     return Modules(
         fused=(liger and parts["rms_norm"] and parts["swiglu"]) or own or any(listed),
         loss=loss,
         compiled=flag(f, "torch_compile"),
         experts=experts,
-        eager=any(str(f.peek(key) or "").lower() in IN_STEPS for key in ATTENTION) or flag(f, "eager_attention"),
+        eager=eager,
         flash=any(str(f.peek(key) or "").lower() in FLASH for key in ATTENTION),
     )
 
@@ -477,7 +480,28 @@ def adapted(
     if magnitudes:
         f.note_default(next((key for key in MAGNITUDES if f.has(key)), "dora"), "true", NORMS)
     base: Base = "nf4" if four_bits else "int8" if eight_bits else "compute"
-    return with_adapters(graph, Adapters(rank=rank, targets=there, base=base, magnitudes=magnitudes))
+    adapters = Adapters(rank=rank, targets=there, base=base, magnitudes=magnitudes)
+    return with_adapters(graph, replace(adapters, whole=_whole(f, graph)))
+
+
+WHOLE = ("modules_to_save", "lora_modules_to_save", "additional_target", "peft_config.modules_to_save")
+"""Keys that name modules which are trained whole beside adapters."""
+
+
+def _whole(f: Fields, graph: Graph) -> tuple[str, ...]:
+    """Modules of this network whose own weights are trained; those that it has not are listed."""
+    there: list[str] = []
+    for key in WHOLE:
+        for name in names_of(f.raw(key)):
+            # PEFT goes by the end of a path; nothing here has a path with the name of its class before it.
+            module = name.rpartition(".")[2]
+            try:
+                whole_parameters(graph, (module,))
+            except GraphError:
+                f.note_default(key, name, "no module of this network has the name: read as frozen")
+            else:
+                there.append(module)
+    return tuple(dict.fromkeys(there))
 
 
 USUAL = (("q_proj", "v_proj"), ("query", "value"), ("q", "v"), ("query_key_value",), ("c_attn",))

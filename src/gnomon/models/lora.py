@@ -3,14 +3,16 @@
 `with_adapters(graph, adapters)` returns the same model whose weights are read and not trained: states of the job in
 place of parameters, so they have no gradient and no optimizer state, and no matmul makes one. Next to each linear of a
 target stand two small ones, `lora_A` and `lora_B`, whose matmul is scaled and added. `parse_adapters` reads the end of
-a model's name: `llama-3.1-70b+lora16`, `+qlora16` (in NF4), `+q8lora16`, `+lora16:q_proj,v_proj`, `+dora16`. Leaves out
-adapters on experts and embeddings, dropout before them, that the first layer's input needs no gradient, and the norms
-of DoRA's weights.
+a model's name: `llama-3.1-70b+lora16`, `+qlora16` (in NF4), `+q8lora16`, `+lora16:q_proj,v_proj`, `+dora16`, and
+`+lora16+whole:embed_tokens,lm_head` where modules are trained whole beside them. Leaves out adapters on experts and
+embeddings, the frozen copies that PEFT keeps of modules that are trained whole, dropout before them, that the first
+layer's input needs no gradient, and the norms of DoRA's weights.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable, Set
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from typing import Any, Literal
@@ -31,7 +33,10 @@ Base = Literal["compute", "nf4", "int8"]
 PREFIXES: dict[Base, str] = {"compute": "", "nf4": "q", "int8": "q8"}
 """What stands before `lora` in a model's name, by how its frozen linears are stored."""
 
-_NAME = re.compile(r"(?P<model>.+)\+(?P<kind>(?:q8?)?[ld]ora)(?P<rank>\d+)(?::(?P<targets>[\w.*,]+))?")
+_NAME = re.compile(
+    r"(?P<model>.+)\+(?P<kind>(?:q8?)?[ld]ora)(?P<rank>\d+)(?::(?P<targets>[\w.*,]+))?"
+    r"(?:\+whole:(?P<whole>[\w.,]+))?"
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,6 +58,8 @@ class Adapters:
     magnitudes: bool = False
     """DoRA: a trained vector scales what the linear and its adapter write. It is divided by the norm of each row of the
     weight with its adapter, which is no part of the graph: a forward computes it without gradients."""
+    whole: tuple[str, ...] = ()
+    """Last parts of the paths of modules whose own weights are trained beside adapters (PEFT's `modules_to_save`)."""
     base: Base = "compute"
     """How frozen linears of layers are stored: in the compute dtype, in NF4, or in eight bits (LLM.int8), widened
     before each matmul."""
@@ -65,7 +72,7 @@ class Adapters:
     def __str__(self) -> str:
         targets = f":{','.join(self.targets)}" if self.targets else ""
         kind = f"{PREFIXES[self.base]}{'dora' if self.magnitudes else 'lora'}"
-        return f"+{kind}{self.rank}{targets}"
+        return f"+{kind}{self.rank}{targets}" + (f"+whole:{','.join(self.whole)}" if self.whole else "")
 
 
 def parse_adapters(name: str) -> tuple[str, Adapters | None]:
@@ -78,16 +85,16 @@ def parse_adapters(name: str) -> tuple[str, Adapters | None]:
                 f"MODEL+lora16:q_proj,v_proj"
             )
         return name, None
-    targets = tuple(part for part in (match["targets"] or "").split(",") if part)
+    targets, whole = (tuple(one for one in (match[part] or "").split(",") if one) for part in ("targets", "whole"))
     stored = match["kind"].removesuffix("lora").removesuffix("dora")
     base = next(base for base, prefix in PREFIXES.items() if prefix == stored)
     rank, magnitudes = int(match["rank"]), match["kind"].endswith("dora")
-    return match["model"], Adapters(rank=rank, targets=targets, base=base, magnitudes=magnitudes)
+    return match["model"], Adapters(rank=rank, targets=targets, whole=whole, base=base, magnitudes=magnitudes)
 
 
 def with_adapters(graph: Graph, adapters: Adapters) -> Graph:
-    """`graph` frozen, with adapters on its layers. GraphError for a target that no layer has, or a model without
-    linears in layers."""
+    """`graph` frozen, with adapters on its layers. GraphError for a target that no layer has, a module that is trained
+    whole and not there, or a model without linears in layers."""
     layers = {call.block for call in graph.calls if call.first is not None}
     linears = {name: _linears(graph.block(name)) for name in layers}
     known = sorted({_last(op) for ops in linears.values() for op in ops})
@@ -98,8 +105,38 @@ def with_adapters(graph: Graph, adapters: Adapters) -> Graph:
             )
     if not known:
         raise GraphError(f"{graph.name} has no layers with linears for adapters")
-    blocks = (_frozen(block, linears.get(block.name, ()), adapters) for block in graph.blocks)
+    kept = whole_parameters(graph, adapters.whole)
+    blocks = (
+        _frozen(block, linears.get(block.name, ()), adapters, kept.get(block.name, set())) for block in graph.blocks
+    )
     return replace(graph, name=f"{graph.name}{adapters}", blocks=tuple(blocks))
+
+
+def whole_parameters(graph: Graph, modules: Iterable[str]) -> dict[str, set[str]]:
+    """Block -> its parameters that belong to modules of these names, in a block's own words or in full; weights that
+    are shared with them too. GraphError for a module that has none."""
+    own = [
+        (layer.call.block, tensor.name, layer.call.parameter_name(tensor.name, layer.index))
+        for layer in graph.layers()
+        for tensor in graph.block(layer.call.block).parameters
+    ]
+    chosen = set[str]()
+    for module in modules:
+        found = {full for _, name, full in own if any(_of_module(path, module) for path in (name, full))}
+        if not found:
+            known = {path.rpartition(".")[0].rpartition(".")[2] for _, name, full in own for path in (name, full)}
+            raise GraphError(f"no module of {graph.name} is called {module!r}{nearest(module, known)}")
+        chosen |= found
+    kept: dict[str, set[str]] = {}
+    for block, name, full in own:
+        if full in chosen:
+            kept.setdefault(block, set()).add(name)
+    return kept
+
+
+def _of_module(path: str, module: str) -> bool:
+    """Whether a parameter's path is that of the module or of one inside it."""
+    return f".{module}." in f".{path}"
 
 
 def _last(op: Op) -> str:
@@ -112,13 +149,14 @@ def _linears(block: Block) -> tuple[Op, ...]:
     return tuple(op for op in block.ops if op.does == "multiplies" and op.outputs[0] not in routed)
 
 
-def _frozen(block: Block, linears: tuple[Op, ...], adapters: Adapters) -> Block:
-    """The block with its parameters as states of the job, and adapters besides `linears` that are targets."""
+def _frozen(block: Block, linears: tuple[Op, ...], adapters: Adapters, whole: Set[str]) -> Block:
+    """The block with its parameters but `whole` as states of the job, and adapters besides `linears` that are
+    targets."""
     stored = {"nf4": NF4, "int8": INT8}.get(adapters.base, "compute")
     narrow = {op.inputs[1] for op in linears} if adapters.base != "compute" else set[str]()
     tensors = [
         replace(t, kind="state", lifetime="job", dtype=stored if t.name in narrow else "compute")
-        if t.kind == "parameter"
+        if t.kind == "parameter" and t.name not in whole
         else t
         for t in block.tensors
     ]

@@ -44,7 +44,7 @@ from gnomon.prediction.turns import NOTE as TURNS_NOTE
 from gnomon.prediction.turns import device_turns, shares_devices, with_switches
 from gnomon.prediction.varied import NOTE, check_varied, in_styles, priced_units
 from gnomon.prices.attention import Pieces
-from gnomon.prices.curves import curves_with
+from gnomon.prices.curves import AttentionKernel, curves_with
 from gnomon.prices.host import host_cost, sustained
 from gnomon.program import Structure, validate
 from gnomon.schema import to_mapping
@@ -615,6 +615,9 @@ def _prediction(played: TimedPlan, memory: tuple[RankMemory, ...], sizes: Mappin
             f"ops without a rule of their own take {opaque:.0%} of the busiest stage's forward and backward: the band "
             f"allows for {1 / OPAQUE:g} to {OPAQUE:g} times their price",
         )
+    # Where attention runs op by op no kernel of it is assumed; any name keeps the curves from saying one.
+    steps = stack.layers.attention in ("unfused", "unfused_fp32_softmax")
+    attention: AttentionKernel | None = "flash2" if steps else stack.layers.attention_kernel
     assumptions = (
         *assumed,
         *_untried(plan, pricing.stack),
@@ -624,9 +627,7 @@ def _prediction(played: TimedPlan, memory: tuple[RankMemory, ...], sizes: Mappin
         *(
             line
             for device in kinds.values()
-            for line in curves_with(
-                device, stack.layers.attention_kernel, stack.layers.cublas, stack.layers.cudnn
-            ).assumptions
+            for line in curves_with(device, attention, stack.layers.cublas, stack.layers.cudnn).assumptions
         ),
         *(host.assumption for host in hosts if host.assumption),
         *(sustained(stack, device).note for device in kinds.values()),

@@ -30,6 +30,11 @@ def read_runnable_model(name: str) -> tuple[Graph, tuple[str, ...]]:
     base, adapters = parse_adapters(name)
     if adapters is not None and adapters.magnitudes:
         raise PlanError(f"the runtime does not train DoRA's magnitudes; give {base}+lora{adapters.rank}")
+    if adapters is not None and adapters.whole:
+        raise PlanError(
+            f"the runtime trains adapters alone, and {name} trains {', '.join(adapters.whole)} whole beside them; "
+            f"leave +whole out, or train a part of the model by its names (+only:…)"
+        )
     if adapters is not None:
         graph, notes = read_runnable_model(base)
         return with_adapters(graph, adapters), (*notes, f"of {base} the adapters alone are trained")

@@ -50,8 +50,9 @@ from gnomon.plans import Layout, Precision
 NEUTRAL = IRRELEVANT | frozenset(
     """
     datasets* test_datasets* pretraining_dataset* shuffle_* val_set_size lr_scheduler special_tokens* tokens eot_tokens
-    type_of_model tokenizer_* processor_type model_type lora_model_dir lora_alpha lora_dropout lora_modules_to_save
-    lora_fan_in_fan_out peft_* train_on_inputs loss_watchdog_* max_grad_norm debug deepspeed_* local_rank hub_model_id
+    type_of_model tokenizer_* processor_type model_type lora_model_dir lora_alpha lora_dropout
+    peft peft_use_rslora peft_init_lora_weights peft_autocast_adapter_dtype
+    lora_fan_in_fan_out train_on_inputs loss_watchdog_* max_grad_norm debug deepspeed_* local_rank hub_model_id
     plugins sample_packing_* eval_sample_packing skip_prepare_dataset gptq* noisy_embedding_alpha cosine_*
     saves_per_epoch evals_per_epoch auto_resume_from_checkpoints base_model_config base_model_ignore_patterns
     is_*_derived_model overrides_of_model_config.rope_scaling* chat_template_jinja default_system_message val_file
@@ -76,6 +77,8 @@ INEXPRESSIBLE = {
     "fp8*": "eight-bit products; read as bf16, so too slow",
     "s2_attention": "shifted sparse attention",
     "lora_target_parameters*": "adapters on experts' tensors, which are left out",
+    "peft_layers_*": "adapters on some layers alone; read as on all of them",
+    "peft_trainable_token_indices": "rows of the embedding that are trained too; not counted",
     "relora*": "adapters merged now and then",
     "use_*kernels": "kernels of its own",
 }

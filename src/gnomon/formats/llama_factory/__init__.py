@@ -38,7 +38,7 @@ NEUTRAL = IRRELEVANT | frozenset(
     template overwrite_cache plot_loss max_samples ddp_timeout preprocessing_num_workers lora_alpha lora_dropout
     loraplus_lr_ratio pissa_* badam_* image_* video_* media_dir mix_strategy interleave_probs tokenized_path
     train_on_prompt mask_history buffer_size streaming max_new_tokens top_* temperature do_sample infer_* flash_attn
-    rope_scaling resize_vocab create_new_adapter additional_target double_quantization quantization_method pref_beta
+    rope_scaling resize_vocab create_new_adapter double_quantization quantization_method pref_beta
     pref_loss kto_* ref_model* reward_model* use_swanlab swanlab* ray_* resources_per_worker placement_strategy
     cache_dir use_fast_tokenizer new_special_tokens compute_accuracy enable_thinking neat_packing_* audio_*
     max_grad_norm quantization_type adapter_name_or_path export_* val_size freeze_vision_tower
@@ -108,7 +108,7 @@ def _model(f: Fields, context: ReadContext, folder: Path, assumed: list[str]) ->
     bits = f.raw("quantization_bit")
     f.ignore("quantization_bit", "lora_rank", "lora_target")
     if kind in ("full", "freeze"):
-        for key in ("lora_rank", "lora_target"):
+        for key in ("lora_rank", "lora_target", "additional_target"):
             f.report(key, f"finetuning_type: {kind} trains no adapters")
     if bits is not None and bits not in BITS.get(str(f.raw("quantization_method") or "bnb"), BITS["hqq"]):
         f.fail("quantization_bit", f"{bits!r}: bitsandbytes stores 4 or 8 bits, hqq 1 to 8, eetq 8")

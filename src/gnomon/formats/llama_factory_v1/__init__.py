@@ -46,7 +46,6 @@ NEUTRAL = frozenset(
 
 INEXPRESSIBLE = {
     "peft_config.use_rslora": "another scale",
-    "peft_config.modules_to_save": "modules that are trained whole beside adapters",
     "optim_config.*": "another update; priced as AdamW",
     "kernel_config.include_kernels": "kernels of its own",
     "dist_config.ep_*": "experts over ranks, which this reader does not place: read as sharded like the rest",

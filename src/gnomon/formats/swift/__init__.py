@@ -45,7 +45,7 @@ NEUTRAL = IRRELEVANT | frozenset(
     """
     template* model_type model_kwargs model_name model_author use_hf hub_token split_dataset_ratio val_dataset* columns
     custom_* system lazy_tokenize truncation_strategy tuner_backend lora_alpha lora_dropout lora_bias lora_dtype
-    modules_to_save swanlab* freeze_vit freeze_aligner freeze_llm vit_* aligner_lr loss_scale attn_impl max_new_tokens
+    swanlab* freeze_vit freeze_aligner freeze_llm vit_* aligner_lr loss_scale attn_impl max_new_tokens
     temperature add_version create_checkpoint_symlink check_model external_plugins load_from_cache_file response_prefix
     norm_bbox max_pixels agent_template enable_thinking padding_side acc_strategy router_aux_loss_coef packing_num_proc
     packing_strategy bnb_4bit_* use_chat_template ignore_args_error load_args quant_method device_map interleave_prob

@@ -29,7 +29,7 @@ from gnomon.formats.training_arguments import IRRELEVANT, finished, precision_of
 
 NEUTRAL = IRRELEVANT | frozenset(
     """
-    torch_dtype dtype lora_alpha lora_dropout lora_task_type lora_modules_to_save max_grad_norm beta loss_type reward_*
+    torch_dtype dtype lora_alpha lora_dropout lora_task_type max_grad_norm beta loss_type reward_*
     num_train_epochs temperature top_* code_* benchmarks callbacks system_prompt hub* format_reward* wandb* cosine_*
     repetition_* parallel_code_* e2b_* morph_* dataset_* dataset_mixer* dataset_splits* padding_free_* eos_token
     bnb_4bit_* use_bnb_nested_quant unsloth_tiled_mlp log_completions log_unique_prompts num_completions_to_print
@@ -104,7 +104,7 @@ def _model(f: Fields, context: ReadContext, folder: Path, assumed: list[str]) ->
     four, eight = flag(f, "load_in_4bit"), flag(f, "load_in_8bit")
     rank, targets = f.integer("lora_r", 16), names_of(f.raw("lora_target_modules"))
     if not flag(f, "use_peft"):
-        for key in ("lora_r", "lora_target_modules"):
+        for key in ("lora_r", "lora_target_modules", "lora_modules_to_save"):
             f.report(key, "without use_peft: true no adapters are trained")
         whole_in_bits(f, "load_in_4bit", "load_in_8bit")
         return model

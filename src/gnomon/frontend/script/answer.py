@@ -40,9 +40,10 @@ ALWAYS = (
 
 OURS = (
     "use_cpu", "no_cuda", "report_to", "output_dir", "do_train", "accelerator_config", "activation_checkpointing",
-    "disable_tqdm", "dataloader_pin_memory", "disable_nan_inf_filter",
+    "disable_tqdm", "dataloader_pin_memory", "disable_nan_inf_filter", "model_init_kwargs",
 )  # fmt: skip
-"""Fields that are set for the process in which the script runs, or that transformers itself fills in."""
+"""Fields that are set for the process in which the script runs, that transformers itself fills in, or of which the
+model was made that is looked at."""
 
 BATCHES = 8
 """Of the script's own data that are looked at for their length."""

@@ -14,7 +14,7 @@ from hypothesis import given, settings  # noqa: E402
 from hypothesis import strategies as st  # noqa: E402
 from torch import nn  # noqa: E402
 
-from gnomon.compiler import backend, convolutions, depthwise  # noqa: E402
+from gnomon.compiler import backend, convolutions, depthwise, pools  # noqa: E402
 from gnomon.compiler.build import has_compiler  # noqa: E402
 from gnomon.compiler.explain import explained  # noqa: E402
 from gnomon.compiler.gate import Trial  # noqa: E402
@@ -167,3 +167,39 @@ def test_work_that_lost_is_apart_and_other_work_is_not(monkeypatch: pytest.Monke
             torch.testing.assert_close(fast(x), model(x), rtol=2e-4, atol=2e-5)
     told = [one["operations"] for one in explained(backend.reports[-1])["convolutions"]]
     assert told[:2] == [["convolution", "hardtanh"], ["convolution", "batch norm"]]
+
+
+@pytest.mark.parametrize("pool", depthwise.POOLS)
+def test_a_pooling_has_the_bits_of_pytorchs(pool: str) -> None:
+    window, stride, padding = [3, 2], [1, 2], [1, 0]
+    args = (window, stride, padding, *(([1, 1], False) if pool == "maximum" else (False, pool != "average", None)))
+    for n, sizes in enumerate(((2, 35, 6, 31), (1, 16, 1, 2), (3, 5, 9, 8))):
+        form = depthwise.form_of(sizes, window, stride, padding, (1, 1))
+        assert form is not None
+        torch.set_num_threads(1 + n % 2)
+        call = pools.Pool(replace(form, pool=pool), args)
+        x = torch.randn(sizes).contiguous(memory_format=LAST)
+        for number in (0.0, float("nan"), float("inf"), float("-inf"), 1e-42):
+            x[-1, 2, 0, 1] = number
+            torch.testing.assert_close(call.run(x), call.aten(x), rtol=0, atol=0, equal_nan=True)
+
+
+def test_poolings_of_a_network_are_kernels_and_those_with_indices_are_not() -> None:
+    class Pooled(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.parts = nn.ModuleList(nn.Conv2d(n, 4, 1) for n in (3, 4, 4))
+
+        def forward(self, x: Any) -> Any:
+            x = nn.functional.max_pool2d(self.parts[0](x), 3, 2, 1)
+            x = nn.functional.avg_pool2d(self.parts[1](x), (3, 2), (1, 2), (1, 0), count_include_pad=False)
+            return nn.functional.max_pool2d(self.parts[2](x), 2, return_indices=True)
+
+    model, x = Pooled().eval(), torch.randn(2, 3, 17, 19)
+    fast = torch.compile(model, backend=backend.gnomon)
+    with torch.no_grad():
+        for _ in range(3):
+            for made, wanted in zip(fast(x), model(x), strict=True):
+                torch.testing.assert_close(made, wanted)
+    told = explained(backend.reports[-1])
+    assert len(backend.reports[-1].pools) == 2 and told["tried"]["pooling"]["as one kernel"] == 2

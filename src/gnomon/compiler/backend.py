@@ -39,6 +39,7 @@ from gnomon.compiler import (
     mersenne,
     pairs,
     pairs_backward,
+    pools,
     products,
     quantized,
     recurrent,
@@ -244,6 +245,7 @@ class CompiledGraph:
         before = copy.deepcopy(module.graph) if packs else None
         self.convolutions = convolutions.fuse(module.graph, works, apart) if packs else []
         self.previews = preview_of_pools(module.graph) if packs and preview else []
+        self.pools = pools.fuse(module.graph) if self.convolutions else []
         self.before = torch.fx.GraphModule(module, before) if before and self.convolutions else None
         """The graph without them, in case they are slower."""
         dropout.split(module.graph)
@@ -273,8 +275,8 @@ class CompiledGraph:
         self.program: Program = program(module.graph, environment_of(module.graph))
         self.program.saved = saved
         self.tried = [
-            *self.convolutions, *self.previews, *self.draws, *self.pairs, *self.table_pairs, *self.tables, *self.scans,
-            *self.attention, *self.experts, *self.quantized,
+            *self.convolutions, *self.previews, *self.pools, *self.draws, *self.pairs, *self.table_pairs, *self.tables,
+            *self.scans, *self.attention, *self.experts, *self.quantized,
         ]  # fmt: skip
         self.tried += [*self.stencils, *self.chains]
         """What is no group and tried by itself."""

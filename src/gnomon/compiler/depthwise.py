@@ -33,6 +33,10 @@ WIDEST = 15
 """Window: its lines are unrolled."""
 
 
+POOLS = {"average": "AVERAGES 1", "whole average": "AVERAGES 2", "maximum": "MAXIMUM"}
+"""What a pooling's text defines: of averages 2 counts what is beyond the border too."""
+
+
 class DepthwiseCall(ctypes.Structure):
     """The struct `Call` of cpp/depthwise.cpp, field by field."""
 
@@ -62,6 +66,8 @@ class DepthwiseForm:
     """Whether a ReLU is in front."""
     ended: Ended = ()
     """Work behind it."""
+    pool: str = ""
+    """Of a pooling in place of a convolution: a key of POOLS."""
 
     @property
     def name(self) -> str:
@@ -122,6 +128,7 @@ def _source(form: DepthwiseForm) -> str:
     lines = [f"#define {name} {value}" for name, value in named]
     lines += [f"#define PIXELS {form.pixels}", f"#define LINES {form.lines}"]
     lines += ["#define RELUS"] * form.relus
+    lines += [f"#define {POOLS[form.pool]}"] if form.pool else []
     return "\n".join([*lines, *ended_text(form.ended), FORMULA.read_text(encoding="utf-8")])
 
 

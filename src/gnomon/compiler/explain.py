@@ -88,6 +88,7 @@ def _tried(compiled: CompiledGraph) -> dict[str, dict[str, int]]:
     """How many of the operations that are tried by themselves a kernel runs, and how many PyTorch."""
     out = {}
     every: dict[str, Sequence[TriedKernel]] = {
+        "pooling": compiled.pools,
         "random numbers": compiled.draws,
         "scan over time": compiled.scans,
         "product of pairs": compiled.pairs,

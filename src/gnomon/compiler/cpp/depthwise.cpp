@@ -5,13 +5,17 @@
 // beyond the border is left out and nothing is copied, so weights that are not finite meet no zeros there, as in oneDNN's.
 // Tiles and vectors that would reach beyond the end begin earlier, and write some results twice: out lies on no input.
 //   weights (KH * KW, channels)      multiplied by the batch norm, turned once
-// KH ... DW, PIXELS, LINES, RELUS (before) and ENDED (after) are defined by the text before this.
+// KH ... DW, PIXELS, LINES, RELUS (before) and ENDED (after) are defined by the text before this; AVERAGES and MAXIMUM make
+// a pooling of it, without weights: of the numbers that are there, AVERAGES of 2 divided by all of a window.
 #include "vector.h"
 #include <omp.h>
 
 namespace {
 
 #define WHOLE _Pragma("GCC unroll 128")
+#if defined(AVERAGES) || defined(MAXIMUM)
+#define POOLS
+#endif
 constexpr int DEEP = (LINES - 1) * SH + (KH - 1) * DH + 1;   // lines of the image that a tile reads
 
 struct Call {                                          // as DepthwiseCall in depthwise.py
@@ -36,10 +40,12 @@ template <bool PART> ALWAYS F get(const float* p, int left) { return PART ? ld(p
 // column would be; from: which column of the image that is.
 template <int P, int MASK, bool EDGE, bool PART>
 ALWAYS void line(const Call& c, F (&sum)[LINES][P], int i, const float* row, int64_t from, const float* weights, int left) {
+#ifndef POOLS
     F w[LINES][KW];
     WHOLE for (int r = 0; r < LINES; r++)
         if (MASK >> r & 1)
             WHOLE for (int j = 0; j < KW; j++) w[r][j] = get<PART>(weights + ((i - r * SH) / DH * KW + j) * c.channels, left);
+#endif
     WHOLE for (int n = 0; n < (P - 1) * SW + (KW - 1) * DW + 1; n++) {
         if (SW > 1 || DW > 1) {                        // between windows, or between taps
             bool read = false;
@@ -54,15 +60,33 @@ ALWAYS void line(const Call& c, F (&sum)[LINES][P], int i, const float* row, int
         WHOLE for (int j = 0; j < KW; j++) {
             if (n < j * DW || (n - j * DW) % SW || (n - j * DW) / SW >= P) continue;
             WHOLE for (int r = 0; r < LINES; r++)
-                if (MASK >> r & 1) sum[r][(n - j * DW) / SW] = sum[r][(n - j * DW) / SW] + v * w[r][j];
+                if (MASK >> r & 1) {
+                    F& to = sum[r][(n - j * DW) / SW];
+#ifdef MAXIMUM
+                    to = maxi(to, v);
+#elif defined(AVERAGES)
+                    to = to + v;
+#else
+                    to = to + v * w[r][j];
+#endif
+                }
         }
     }
+}
+
+// How many of `many` places from `from` on are within a size.
+ALWAYS int64_t there(int64_t from, int64_t many, int64_t size) {
+    return (from + many < size ? from + many : size) - (from > 0 ? from : 0);
 }
 
 // LINES x P outputs from line y and column at, of one vector of channels from k.
 template <int P, bool EDGE, bool PART>
 ALWAYS void tile(const Call& c, int64_t image, int64_t y, int64_t at, int64_t k, int left) {
     F sum[LINES][P] = {};
+#ifdef MAXIMUM
+    WHOLE for (int r = 0; r < LINES; r++)
+        WHOLE for (int p = 0; p < P; p++) sum[r][p] = splat(-INF);
+#endif
     const int64_t top = y * SH - c.pad_h, from = at * SW - c.pad_w;
     const float* x = c.x + image * c.x_image + from * c.x_pixel + k;
     const int begin = top < 0 ? (int)-top : 0, end = top + DEEP > c.high ? (int)(c.high - top) : DEEP;
@@ -82,6 +106,9 @@ ALWAYS void tile(const Call& c, int64_t image, int64_t y, int64_t at, int64_t k,
         WHOLE for (int p = 0; p < P; p++) {
             const int64_t to = (((image * c.out_high + y + r) * c.out_wide) + at + p) * c.channels + k;
             F v = sum[r][p] + bias;
+#ifdef AVERAGES
+            v = v / (AVERAGES == 2 ? (float)(KH * KW) : (float)(there(top + r * SH, KH, c.high) * there(from + p * SW, KW, c.wide)));
+#endif
             if (c.added) v = v + get<PART>(c.added + to, left);
             if (c.relu) v = maxi(v, F{});
             v = ended(v, c, 0, k, PART ? left : VW);

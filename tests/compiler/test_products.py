@@ -4,6 +4,7 @@ writes is seen."""
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -15,6 +16,8 @@ from hypothesis import strategies as st  # noqa: E402
 
 from gnomon.compiler import backend, gate, linear, products  # noqa: E402
 from gnomon.compiler.build import has_compiler  # noqa: E402
+from gnomon.compiler.machine import this_machine  # noqa: E402
+from gnomon.compiler.matmul_tile import MatmulTile  # noqa: E402
 
 pytestmark = [
     pytest.mark.torch,
@@ -223,7 +226,7 @@ def test_a_linear_layer_is_the_same_with_any_number_of_threads(
     for x in (torch.randn(37, 512), torch.randn(512, 37).t(), special):
         made = []
         form = linear.form_of(x, w)
-        assert lies or form is linear.PLAIN
+        assert lies or form.tile is None
         try:
             for threads in (1, 2):
                 torch.set_num_threads(threads)
@@ -247,3 +250,26 @@ def test_weights_that_no_cache_holds_are_tried_from_memory(faster: str, monkeypa
             torch.testing.assert_close(fast(x), model(x), rtol=2e-4, atol=1e-5)
         first, second = backend.reports[0].products
         assert first.cold == (cold,) * 3 and second.cold == (cold, False, cold)
+
+
+def test_a_kernel_has_the_tiles_of_all_blocks() -> None:
+    tiles = [None, MatmulTile(7, 4), MatmulTile(2, 2), MatmulTile(1, 1)]
+    default = {16: 14, 8: 6}.get(this_machine().isa.lanes, 4)
+    for tile, m in itertools.product(tiles, range(1, 400)):
+        rows, least = tile.rows if tile else default, linear.least_of(m, tile)
+        blocks = -(-m // rows)
+        dealt = {m * (i + 1) // blocks - m * i // blocks for i in range(blocks)}
+        assert 1 <= least <= min(dealt) and max(dealt) <= rows
+
+
+def test_a_kernel_refuses_smaller_blocks_than_it_has_tiles_for() -> None:
+    least = linear.least_of(128)
+    assert least > 1
+    form = linear.LinearForm(least=least)
+    for m in (0, 1, least - 1, least, least + 1, 29, 128):
+        x, w = torch.randn(m, 70), torch.randn(33, 70)
+        out = linear.linear(x, w, form=form)
+        rows = {16: 14, 8: 6}.get(this_machine().isa.lanes, 4)
+        assert (out is None) == (0 < m < -(-m // rows) * least)
+        if out is not None:
+            torch.testing.assert_close(out, x @ w.t(), rtol=2e-4, atol=1e-5)

@@ -156,7 +156,9 @@ class Chain(TriedKernel):
             [link] = found.links
             weight = link.weight.meta["val"]
             lies = linear.form_of(link.x.meta["val"], weight if link.transposed else weight.t())
-            self.form = linear.LinearForm(lies.tile or constructed(*self.sizes[0], device)[0], ended[0], normed)
+            tile = lies.tile or constructed(*self.sizes[0], device)[0]
+            least = linear.least_of(self.sizes[0][0], tile)
+            self.form = linear.LinearForm(tile, ended[0], normed, least=least)
             self.text = linear.source(self.form)
         else:
             self.form = linears.form_of(self.sizes, tuple(ended), normed, device)

@@ -302,12 +302,13 @@ class Pixels(Convolution):
 
     def __init__(
         self, *args: Any, work: Sequence[Node] = (), ended: linear.Ended = (), tile: MatmulTile | None = None,
-        before: bool = False,
+        before: bool = False, rows: int = 0,
     ) -> None:  # fmt: skip
         """Is not tried yet. work, before: as of a `Convolution`; ended: work's C++; tile: of the kernel, None for the
-        one of most sizes."""
+        one of most sizes; rows: pixels of the result, 0 where they are not known."""
         super().__init__(*args, work=work, before=before)
-        self.form = linear.LinearForm(tile=tile, epilogue=ended, relus=before)
+        least = linear.least_of(rows, tile)
+        self.form = linear.LinearForm(tile=tile, epilogue=ended, relus=before, least=least)
         self.text = linear.source(self.form)
         self.source = f"{self.text}// {self.source}"
 
@@ -595,8 +596,8 @@ def _call(node: Node, last: Node, numbers: tuple[Any, ...], works: bool) -> tupl
     before = works and x.target is aten.relu.default and not _is_work(x.args[0])
     front = x.args[0] if before else x
     if _of_pixels(node):
-        tile = linear.tile_of_pixels(outputs)
-        return Pixels(*numbers, work=work, ended=ended, tile=tile, before=before), front, work
+        rows, tile = node.meta["val"].numel() // max(1, outputs), linear.tile_of_pixels(outputs)
+        return Pixels(*numbers, work=work, ended=ended, tile=tile, before=before, rows=rows), front, work
     form = _form(node)
     if form is None:
         return Convolution(*numbers), x, []
@@ -650,7 +651,7 @@ def _of_pixels(node: Node) -> bool:
     (images, _, high, _), groups = x.meta["val"].shape, node.args[8]
     plain = x.meta["val"].dtype == torch.float32 and list(weight.meta["val"].shape[2:]) == [1, 1]
     even = stride[0] == stride[1] and (stride[0] == 1 or images == 1 or high % stride[0] == 0)
-    return plain and even and groups == 1 and not any(padding) and linear.kernel() is not None
+    return plain and even and groups == 1 and not any(padding)
 
 
 def _form(node: Node) -> Form | None:

@@ -34,6 +34,9 @@ SLOWER = 1.0
 # a time.
 REPEATS, ENOUGH_S = 7, 0.06
 IN_A_ROW = 10
+# Two rounds are enough where one side is so many times slower and a call takes that long: noise is less, and only the
+# order of the two is asked. Of shorter calls the difference counts too (`backend.CALL_S`), and rounds cost nothing.
+DECISIVE, LONG_S = 2.0, 1e-3
 TOLERANCE = {
     torch.float64: (1e-9, 1e-10),
     torch.float32: (2e-4, 1e-5),
@@ -395,7 +398,7 @@ def _times(
     # The third is what `after` takes by itself, which is taken off both.
     best = [float("inf")] * 2 + [0.0 if after is None else float("inf")]
     spent = 0.0
-    for _ in range(REPEATS):
+    for number in range(REPEATS):
         for which, call in enumerate(calls):
             began = clock()
             if before is not None:
@@ -407,7 +410,8 @@ def _times(
             end = clock()
             best[which] = min(best[which], end - start)
             spent += end - began
-        if spent > ENOUGH_S:
+        low, high = sorted(one - best[2] for one in best[:2])
+        if spent > ENOUGH_S or (number and low > LONG_S and high > DECISIVE * low):
             break
     return best[0] - best[2], best[1] - best[2]
 

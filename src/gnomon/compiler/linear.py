@@ -73,16 +73,29 @@ class LinearForm:
     """Whether rows of x are normed as they are read."""
     relus: bool = False
     """Whether a ReLU is in front."""
+    least: int = 1
+    """Rows of a block at least: tiles of fewer are not compiled, and x with smaller blocks is refused."""
 
 
 PLAIN = LinearForm()
+
+
+def least_of(m: int | torch.SymInt, tile: MatmulTile | None = None) -> int:
+    """The `least` of a form for m rows. Rows are dealt evenly to as few blocks as there must be, so that tiles of two
+    counts of rows are used of all that there are, and g++ takes half of its time. One of three numbers, so that
+    products share a kernel."""
+    if not isinstance(m, int) or m < 1:
+        return 1
+    rows = tile.rows if tile else {16: 14, 8: 6}.get(this_machine().isa.lanes, 4)
+    least = m // -(-m // rows)
+    return next((some for some in (rows - 2, rows // 2) if 1 < some <= least), 1)
 
 
 @cache
 def source(form: LinearForm = PLAIN) -> str:
     """The C++ text of a form."""
     lies = ["#define LIES"] if form.normed or form.epilogue else []
-    lies += ["#define RELUS"] * form.relus
+    lies += ["#define RELUS"] * form.relus + [f"#define LEAST {form.least}"] * (form.least > 1)
     return "\n".join([*tile_text(form.tile, form.normed, (form.epilogue,), lies), FORMULA.read_text(encoding="utf-8")])
 
 
@@ -200,10 +213,11 @@ def form_of(x: Tensor, w: Tensor) -> LinearForm:
     """The kernel of x (m, k) and weight (n, k) by how they lie. Of weights whose outputs of a k lie beside each other a
     panel is four pieces of memory of one line each, k apart: with wider ones fewer pages are read at a time, 5 to 25 %
     faster from memory (Zen 4)."""
-    if x.stride(1) != 1 or w.stride(1) == 1 or w.stride(0) != 1 or not isinstance(w.shape[0], int):
-        return PLAIN
-    tile = tile_of_pixels(w.shape[0])
-    return LinearForm(tile) if tile is not None and tile.vectors == 4 else PLAIN
+    m, n = x.shape[0], w.shape[0]
+    turned = x.stride(1) == 1 and w.stride(1) != 1 and w.stride(0) == 1 and isinstance(n, int)
+    tile = tile_of_pixels(n) if turned else None
+    tile = tile if tile is not None and tile.vectors == 4 else None
+    return LinearForm(tile, least=least_of(m, tile))
 
 
 def of_pixels(sizes: Sequence[int], n: int, step: int, relu: bool, eps: float, turned: bool = False) -> LinearCall:

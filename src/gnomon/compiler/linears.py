@@ -21,7 +21,7 @@ from torch import Tensor
 
 from gnomon.compiler.build import kernel_of
 from gnomon.compiler.device import DeviceDescription
-from gnomon.compiler.linear import MOST_OTHERS, PARALLEL, Ended, other_fields, tile_text
+from gnomon.compiler.linear import MOST_OTHERS, PARALLEL, Ended, least_of, other_fields, tile_text
 from gnomon.compiler.matmul_tile import MatmulTile, constructed
 
 FORMULA = Path(__file__).with_name("cpp") / "linears.cpp"
@@ -39,6 +39,8 @@ class LayersForm:
     ended: tuple[Ended, ...]
     """What follows each product."""
     normed: bool = False
+    least: int = 1
+    """Rows of a block at least, as of `linear.LinearForm`."""
 
 
 def form_of(
@@ -48,7 +50,7 @@ def form_of(
     m, n, k = max(sizes, key=lambda one: one[1] * one[2])
     tile = constructed(m, n, k, device)[0]
     widths = tuple(_width(n, tile, device) for _, n, _ in sizes)
-    return LayersForm(tile=tile, widths=widths, ended=ended, normed=normed)
+    return LayersForm(tile=tile, widths=widths, ended=ended, normed=normed, least=least_of(m, tile))
 
 
 def _width(n: int, tile: MatmulTile, device: DeviceDescription) -> int:
@@ -66,6 +68,7 @@ def fit(sizes: Sequence[tuple[int, int, int]], device: DeviceDescription) -> boo
 def source(form: LayersForm) -> str:
     """The C++ text of a form."""
     begin = [f"#define STAGES {len(form.widths)}", f"#define WIDTHS {', '.join(map(str, form.widths))}"]
+    begin += [f"#define LEAST {form.least}"] if form.least > 1 else []
     return "\n".join([*tile_text(form.tile, form.normed, form.ended, begin), FORMULA.read_text(encoding="utf-8")])
 
 

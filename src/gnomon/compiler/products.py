@@ -238,7 +238,10 @@ def _matmul(node: Node) -> tuple[TriedMatmul, tuple[Node, ...]] | None:
     if small:
         if not float32 or not known:
             return None
-        call.run, call.by = _own(few, back), (thin if few else linear).source()
+        call.form = linear.LinearForm(least=linear.least_of(sizes[0]))
+        call.run, call.by = _own(few, back), thin.source()
+        if not few:
+            call.run, call.by = partial(_own(False, back), form=call.form), linear.source(call.form)
         return call, (*bias, x, weight)
     if few and sizes[0] <= THIN:
         call.own, call.text = _own(True, back), thin.source()

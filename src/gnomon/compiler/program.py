@@ -212,11 +212,7 @@ def _planned(
 
 def _kernel(body: Body, outputs: Sequence[torch.fx.Node], environment: Any, known: set[str]) -> Kernel:
     """The kernel that makes these outputs of a body, or `UnfitError`; known: names of symbols."""
-    body = body.copy()
-    outs = [_output(body, node) for node in outputs]
-    check_body(body)
-    loops = nest(body, outs, environment)
-    check_nest(loops)
+    loops = _nest(body, outputs, environment)
     where = device_of(outputs[0])
     assert where is not None, "groups make tensors"
     written = PRINTERS[where.type](loops)
@@ -225,7 +221,19 @@ def _kernel(body: Body, outputs: Sequence[torch.fx.Node], environment: Any, know
     return written
 
 
+def _nest(body: Body, outputs: Sequence[torch.fx.Node], environment: Any) -> Nest:
+    body = body.copy()
+    outs = [_output(body, node) for node in outputs]
+    check_body(body)
+    loops = nest(body, outs, environment)
+    check_nest(loops)
+    return loops
+
+
 def _loops(body: Body, outputs: Sequence[torch.fx.Node], environment: Any, known: set[str]) -> Nest:
+    """The loops of a body; of those whose text may be refused, as it is written too."""
+    if environment is None and device_of(outputs[0]) == torch.device("cpu"):
+        return _nest(body, outputs, environment)
     return _kernel(body, outputs, environment, known).nest
 
 

@@ -65,8 +65,11 @@ class _Places:
         self.writes = [order[node] for node in graph.nodes if _writes(node)]
         self.environment = environment
         self.read = {id(group): _read(group, environment) for group in fused_groups}
+        self.moved: dict[int, int] = {}
+        """Bytes that a group moves by itself, as far as that was asked."""
 
     def replace(self, one: Group) -> None:
+        self.moved.pop(id(one), None)  # of a group that is gone
         self.of.update(dict.fromkeys(one.members, one))
         self.read[id(one)] = _read(one, self.environment)
 
@@ -129,7 +132,10 @@ def _one(
     if body is None or _domain(body, a) != _domain(body, b):
         return None
     try:
-        before = sum(traffic(nested(group.body, group_outputs[id(group)]), environment) for group in (a, b))
+        for group in (a, b):
+            if id(group) not in places.moved:
+                places.moved[id(group)] = traffic(nested(group.body, group_outputs[id(group)]), environment)
+        before = places.moved[id(a)] + places.moved[id(b)]
         after = traffic(nested(body, [*group_outputs[id(a)], *group_outputs[id(b)]]), environment)
     except UnfitError:
         return None

@@ -130,7 +130,8 @@ void columns(const S* from, int64_t step, int64_t count, int64_t depth, Word* to
             if (n + VW <= count) turned<sizeof(U)>(rows + w * EACH, step, VW, panel + w * KEYS);
             else turned<sizeof(U)>(rows + w * EACH, step, count - n, panel + w * KEYS);
         }
-        if (w < deep) turned<sizeof(U) / 2>(rows + w * EACH, step, count - n, panel + w * KEYS);
+        // A head's size is a multiple of 16, so only words of two numbers leave half a vector.
+        if (!FLOATS && w < deep) turned<sizeof(U) / 2>(rows + w * EACH, step, count - n, panel + w * KEYS);
     }
 }
 

@@ -61,7 +61,8 @@ void work(const Call& c, float* after, float* all, float* room, bool once, bool 
 
 }  // namespace
 
-// 1: there is no memory, or a norm is not finite: what is written is to be written again
+// 1: there is no memory, or blocks are smaller than what is compiled, or a norm is not finite: what is written is to be
+// written again
 extern "C" int gnomon_kernel(const Call* given) {
     if (!TURNS && given->x_k != 1) return 1;
     Call all_threads = *given;
@@ -72,6 +73,7 @@ extern "C" int gnomon_kernel(const Call* given) {
     if (!all_threads.threads) all_threads.threads = omp_get_max_threads();
     const Call& c = all_threads;
     const int64_t panels = (c.n + WIDE - 1) / WIDE, blocks = (c.m + ROWS - 1) / ROWS, size = c.k * WIDE;
+    if (c.m < blocks * LEAST) return 1;                // `start` deals rows evenly, so a block has m / blocks at least
     const bool along = c.x_k != 1, copies = NORMS || FRONT || along || (ROWS > CLOSE && c.x_row * 4 % TOGETHER == 0) || c.across < c.m;
     const int64_t each = !copies ? 0 : along ? c.k * AHEAD : ROWS * (c.k + 16);   // of a block of rows that are copied
     // Panels that stay in the second cache are turned once, and a block of rows goes over all of them; else all blocks go

@@ -11,6 +11,9 @@ namespace {
 #define TILE (VW == 16 ? 14 : VW == 8 ? 6 : 4)
 #define VECTORS 2
 #endif
+#ifndef LEAST                                          // rows of a block at least: tiles of fewer are not compiled
+#define LEAST 1
+#endif
 #ifdef NORMED
 constexpr bool NORMS = true;
 #else
@@ -127,7 +130,8 @@ template <int Stage, int V, int R, bool ALONG, bool FILLS = false>
 __attribute__((noinline)) void tiles(
     int64_t rows, const Call& c, const float* x, int64_t x_row, float* panel, const float* after, int64_t m, int64_t n, Next next
 ) {
-    if constexpr (R > (FILLS ? ROWS / 2 : 1))            // of several blocks, none has less than half of the rows
+    // Of several blocks none has less than half of the rows.
+    if constexpr (R > (FILLS && ROWS / 2 > LEAST ? ROWS / 2 : LEAST))
         if (rows < R) return tiles<Stage, V, R - 1, ALONG, FILLS>(rows, c, x, x_row, panel, after, m, n, next);
     tile<Stage, V, R, ALONG, FILLS>(c, x, x_row, panel, after, m, n, next);
 }

@@ -51,8 +51,10 @@ template <int S> void through(const Stage* stages, const float* x, int64_t x_row
 
 }  // namespace
 
-// 1: there is no memory, or a norm is not finite, or what follows has no answer: what is written is to be written again
+// 1: there is no memory, or blocks are smaller than what is compiled, or a norm is not finite, or what follows has no answer:
+// what is written is to be written again
 extern "C" int gnomon_kernel(const Layers* given) {
+    if (given->m < (given->m + ROWS - 1) / ROWS * LEAST) return 1;
     int refused = 0;
     const int threads = given->threads ? (int)given->threads : omp_get_max_threads();
     Stage stages[STAGES] = {};

@@ -225,8 +225,10 @@ def test_a_linear_layer_is_the_same_with_any_number_of_threads(
     special[1, 2], special[3, 4], special[5], special[28, 7] = float("inf"), float("nan"), -0.0, 1e-41
     for x in (torch.randn(37, 512), torch.randn(512, 37).t(), special):
         made = []
-        form = linear.form_of(x, w)
-        assert lies or form.tile is None
+        rows, wide = torch.empty(linear.FEWEST_ROWS, 512), linear.tile_of_pixels(n)
+        assert linear.form_of(x, w).tile is None and linear.form_of(rows[:, ::2], w).tile is None
+        assert linear.form_of(rows, w).tile == (wide if wide and wide.vectors == 4 else None)
+        form = linear.LinearForm(wide) if x.stride(1) == 1 else linear.PLAIN
         try:
             for threads in (1, 2):
                 torch.set_num_threads(threads)

@@ -155,8 +155,9 @@ class Chain(TriedKernel):
         if len(found.links) == 1:
             [link] = found.links
             weight = link.weight.meta["val"]
-            lies = linear.form_of(link.x.meta["val"], weight if link.transposed else weight.t())
-            tile = lies.tile or constructed(*self.sizes[0], device)[0]
+            tile = constructed(*self.sizes[0], device)[0]
+            if not link.transposed:
+                tile = linear.form_of(link.x.meta["val"], weight.t()).tile or tile
             least = linear.least_of(self.sizes[0][0], tile)
             self.form = linear.LinearForm(tile, ended[0], normed, least=least)
             self.text = linear.source(self.form)

@@ -130,7 +130,7 @@ def test_what_is_no_number_stays_none(dtype: Any) -> None:
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("causal", [False, True])
 def test_gradients_of_special_numbers_are_atens(dtype: Any, causal: bool) -> None:
-    """Infinities and NaN among any of the inputs, of keys too that a causal row does not see, and sums that overflow."""
+    """Infinities and NaN among any of the inputs, of keys too that a causal row does not see; sums that overflow."""
     q, k, v, g = (torch.randn(2, 70, 3, 32).to(dtype).transpose(1, 2) for _ in range(4))
     out, sums = attention.FORWARD(q, k, v, 0.0, causal)
     call = attention.AttentionBackward(causal, None, True, dtype)

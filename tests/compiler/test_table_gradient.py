@@ -52,7 +52,7 @@ def test_any_table_gets_pytorchs_gradient(
 
 @pytest.mark.parametrize("of", [torch.float32, torch.bfloat16])
 def test_a_large_table_is_zeros_of_the_system(of: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The same gradient, of a tensor like any other: it is added to and copied, and holds no more than its own bytes."""
+    """The same gradient, of a tensor like any other: it is added to and copied, and holds its own bytes alone."""
     monkeypatch.setattr(table_gradient, "MAPPED", 1 << 12)
     grad, indices = torch.randn(9, 4, 33).to(of), torch.randint(0, 700, (9, 4))
     grad[0, 0, :4] = torch.tensor([float("nan"), float("inf"), -0.0, 1e-40])

@@ -1,10 +1,11 @@
 """Gradients of embedding tables: one kernel that writes a table's zeros past the caches and adds what was looked up.
 
-A dense gradient is as large as its table, most of it zeros. ATen writes them through the caches, which reads each line
-first. A table of MAPPED bytes and more is laid in fresh memory of the system (`large_pages`), which is 0 already: rows
-that were not looked up are not written, and take no memory until somebody writes to them. `fuse(graph)` puts a `TableGradient` in place of each `embedding_dense_backward` that is large enough; it is
-tried like any group. Rows are added in the order of the indices, so sums are the same with any number of threads.
-Float32 and bfloat16 on a CPU. Leaves out gradients that are scaled by how often a row was looked up.
+A dense gradient is as large as its table, most of it zeros. ATen writes them through the caches, which reads each
+line first. A table of MAPPED bytes and more is laid in fresh memory of the system (`large_pages`), which is 0
+already: rows that were not looked up are not written, and take no memory until somebody writes to them. `fuse(graph)`
+puts a `TableGradient` in place of each `embedding_dense_backward` that is large enough; it is tried like any group.
+Rows are added in the order of the indices, so sums are the same with any number of threads. Float32 and bfloat16 on a
+CPU. Leaves out gradients that are scaled by how often a row was looked up.
 """
 
 from __future__ import annotations
@@ -75,7 +76,8 @@ class TableGradient(TriedKernel):
         call = _TableGradientCall(
             rows=self.rows, width=width, count=indices.shape[0], skipped=self.skipped,
             wide=int(indices.dtype == torch.int64), parallel=int(torch.get_num_threads() > 1),
-            zeroed=int(zeros is not None), index=indices.data_ptr(), index_step=indices.stride(0), grad=grad.data_ptr(), grad_row=grad.stride(0),
+            zeroed=int(zeros is not None), index=indices.data_ptr(), index_step=indices.stride(0),
+            grad=grad.data_ptr(), grad_row=grad.stride(0),
             out=out.data_ptr(),
         )  # fmt: skip
         function(call)

@@ -72,6 +72,35 @@ def test_results_that_leave_past_the_caches_are_the_same(monkeypatch: pytest.Mon
             near(call.run(*one.inputs), one.outputs[0])
 
 
+def beyond(u: Any, v: Any) -> Any:
+    """Reads two fields beyond their edges, at different distances from the two ends of a row."""
+    a, b = torch.nn.functional.pad(u, (3, 1)), torch.nn.functional.pad(v, (0, 4, 0, 1), value=float("nan"))
+    return a[:, 4:] * 2 + a[:, :-4] + b[1:, 4:].abs() - b[1:, 1:-3]
+
+
+def around(u: Any, v: Any) -> Any:
+    """Two steps, of which the second begins and ends beyond the edges."""
+    for _ in range(2):
+        u = torch.roll(u, (-1, 5), (0, 1)) * v - torch.roll(u, (0, -3), (0, 1))
+    return u
+
+
+@pytest.mark.parametrize("function", [beyond, around])
+def test_inputs_read_beyond_their_edges_where_they_are(function: Any) -> None:
+    """Only the ends of rows are copied: of rows shorter than both ends together and longer, in tiles of points too.
+    Outside there is a NaN, which shows where it is read and where not."""
+    for width in (6, 40, 300):
+        inputs = (torch.randn(11, width), torch.randn(11, width))
+        [one] = seen(lambda u, v: function(u, v), inputs)
+        call = StencilCall(one.made, one.plain)
+        assert width < 300 or any(row.ends for part in call.parts for row in part.of.rows)
+        [wanted] = one.outputs
+        for size in ((11, 1, width), (4, 1, 16), (11, 1, 48)):
+            for part in call.parts:
+                part.tile = replace(part.tile, size=size)
+            near(call.run(*one.inputs), wanted)
+
+
 @pytest.mark.parametrize("name", cases())
 def test_every_stencil_is_found_whole_and_played(name: str) -> None:
     found = seen(*cases()[name])

@@ -1,6 +1,7 @@
 // AVX2 with FMA: eight floats a vector. What GCC's generic vectors cannot say in one instruction.
 #define VW 8
 typedef float F __attribute__((vector_size(32)));
+#define REGISTER "x"
 ALWAYS F vsqrt(F x) { return __builtin_ia32_sqrtps256(x); }
 ALWAYS F vfloor(F x) { return __builtin_ia32_roundps256(x, 1 | 8); }
 ALWAYS F vnearest(F x) { return __builtin_ia32_roundps256(x, 0 | 8); }

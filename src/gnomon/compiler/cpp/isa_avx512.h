@@ -1,6 +1,7 @@
 // AVX-512 F, BW, DQ, VL: sixteen floats a vector.
 #define VW 16
 typedef float F __attribute__((vector_size(64)));
+#define REGISTER "v"
 ALWAYS F vsqrt(F x) { return (F)__builtin_ia32_sqrtps512_mask(x, x, (unsigned short)-1, 4); }
 ALWAYS F vfloor(F x) { return (F)__builtin_ia32_rndscaleps_mask((F)x, 1 | 8, (F)x, (unsigned short)-1, 4); }
 ALWAYS F vnearest(F x) { return (F)__builtin_ia32_rndscaleps_mask((F)x, 0 | 8, (F)x, (unsigned short)-1, 4); }

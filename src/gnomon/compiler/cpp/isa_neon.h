@@ -2,6 +2,7 @@
 #include <arm_neon.h>
 #define VW 4
 typedef float F __attribute__((vector_size(16)));
+#define REGISTER "w"
 ALWAYS F vsqrt(F x) { return (F)vsqrtq_f32((float32x4_t)x); }
 ALWAYS F vfloor(F x) { return (F)vrndmq_f32((float32x4_t)x); }
 ALWAYS F vnearest(F x) { return (F)vrndnq_f32((float32x4_t)x); }

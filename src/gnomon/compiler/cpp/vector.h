@@ -33,6 +33,13 @@ template <class... P> ALWAYS int64_t aside(P... arrays) {
 // Asks for a line of memory. GCC takes a function that does nothing but prefetch for one without effects, and leaves out its
 // calls (ipa-pure-const); the empty statement is an effect.
 ALWAYS void ask(const void* p) { __builtin_prefetch(p); asm volatile("" : : "r"(p)); }
+// What several operations take, in a register: GCC would load it again for each.
+ALWAYS F once(F x) {
+#ifdef REGISTER
+    asm("" : "+" REGISTER(x));
+#endif
+    return x;
+}
 #define INF __builtin_inff()
 #define NANF __builtin_nanf("")
 extern "C" double exp(double) noexcept; extern "C" double log(double) noexcept; extern "C" double log1p(double) noexcept;

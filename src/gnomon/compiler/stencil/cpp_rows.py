@@ -9,7 +9,7 @@ gives the source and the names of the numbers that the call fills in. Leaves out
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from gnomon.compiler.body import kind_of
@@ -17,7 +17,7 @@ from gnomon.compiler.build import ASKS
 from gnomon.compiler.cpp_text import SCALAR, TYPES, Text, expression
 from gnomon.compiler.stages import classify
 from gnomon.compiler.stencil.lags import LaggedArray, Pipeline
-from gnomon.compiler.stencil.stages import Factor, Read, Stage
+from gnomon.compiler.stencil.stages import Factor, Read, Stage, weighted
 from gnomon.compiler.tiles import Nest
 
 DIMS = "smv"
@@ -76,15 +76,16 @@ class RowsFunction:
                 place += f" + ({at}) * {self.step(node, dim)}"
         return f"{name}{place}"
 
-    def ring(self, n: int, where: tuple[str, str], channel: str) -> str:
-        """Address of a row that is kept, from point 0."""
+    def ring(self, n: int, where: tuple[str, str], channel: str, tail: bool = False) -> str:
+        """Address of a row that is kept, from point 0. tail: of what is kept of its end."""
         row = self.of.rows[n]
         channels = self.channels(row)
         # Row i lies at i mod ring; FAR rings are added so that the index of a row before the first is not negative.
         at = f"({where[0]} + {FAR * row.ring}) % {row.ring}" if row.ring > 1 else "0"
         if self.of.stencil.channel is not None:
             at = f"({at}) * {channels} + {channel}"
-        return f"k{n} + (({at}) * m{n} + ({where[1]}) - lm{n}) * w{n} - lv{n}"
+        memory, wide, low = (f"z{n}", f"u{n}", f"g{n}") if tail else (f"k{n}", f"w{n}", f"lv{n}")
+        return f"{memory} + (({at}) * m{n} + ({where[1]}) - lm{n}) * {wide} - {low}"
 
     def type(self, read: Read) -> str:
         """The type of what a read finds: an array's, or a ring's."""
@@ -95,8 +96,20 @@ class RowsFunction:
         channel = self.of.stencil.channel
         return "1" if channel is None else self.number("size", row.source, channel)
 
-    def at(self, read: Read, later: int = 0) -> str:
-        """Address of a row that a stage reads, from its own point 0. later: of which row of a block."""
+    def in_memory(self, read: Read) -> bool:
+        """Whether most of what is read lies where the array is, not in a ring."""
+        n = self.of.row_of(read)
+        return n is None or self.of.rows[n].ends
+
+    def wrapped(self, node: Any, where: tuple[str, str]) -> tuple[str, str]:
+        """A row by a positive modulus, where the array begins again behind its end."""
+        sizes = [self.extent(node, place) for place in range(2)]
+        first, second = (f"(({at}) % {size} + {size}) % {size}" for at, size in zip(where, sizes, strict=True))
+        return first, second
+
+    def at(self, read: Read, later: int = 0, part: str = "middle") -> str:
+        """Address of a row that a stage reads, from its own point 0. later: of which row of a block. part: of the row,
+        where only its ends are kept."""
         shift = self.of.place(read.shift)
         shift = (shift[0] + later, shift[1], shift[2])
         where = (f"i + {shift[0]}" if shift[0] else "i", f"m + {shift[1]}" if shift[1] else "m")
@@ -104,8 +117,11 @@ class RowsFunction:
         n = self.of.row_of(read)
         if n is None:
             return f"{self.memory(read.field, where, channel)} + {shift[2]}"
-        place = self.ring(n, where, channel)
         outside = self.of.rows[n].outside
+        if self.of.rows[n].ends and part == "middle":
+            place = self.memory(read.field, self.wrapped(read.field, where) if outside == "wrap" else where, channel)
+        else:
+            place = self.ring(n, where, channel, tail=part == "tail")
         if outside is not None and outside != "wrap":
             # Beyond the edge (only where the shift can leave it) one constant row stands for all of them.
             inside = [
@@ -247,11 +263,19 @@ def _room(rows: RowsFunction) -> None:
     ring_rows = [(n, row) for n, row in enumerate(rows.of.rows) if row.ring]
     say(2, "int64_t wanted = 64;")
     for n, row in ring_rows:
+        channels, kind = rows.channels(row), _scalar(row)
         # A row's width is rounded up to vectors with one to spare, so that the last vector may overlap the end.
-        say(2, f"const int64_t w{n} = (hv{n} - lv{n} + 3 * VW) / VW * VW, m{n} = hm{n} - lm{n};")
+        wide = f"(hv{n} - lv{n} + 3 * VW) / VW * VW"
+        say(2, f"const int64_t m{n} = hm{n} - lm{n};")
+        if row.ends:
+            _ends(rows, n)
+            say(2, f"const int64_t w{n} = (e{n} - lv{n} + 3 * VW) / VW * VW, u{n} = (hv{n} - g{n} + 3 * VW) / VW * VW;")
+        else:
+            say(2, f"const int64_t w{n} = {wide};")
         say(2, f"const int64_t o{n} = wanted;")
-        lines = f"{row.ring} * m{n} * {rows.channels(row)} + 1"
-        say(2, f"wanted += (({lines}) * w{n} * (int64_t)sizeof({_scalar(row)}) + 127) / 64 * 64;")
+        say(2, f"const int64_t v{n} = {row.ring} * m{n} * {channels};")
+        last = f"v{n} * u{n} + {wide}" if row.ends else f"w{n}"
+        say(2, f"wanted += ((v{n} * w{n} + {last}) * (int64_t)sizeof({kind}) + 127) / 64 * 64;")
     say(2, "static thread_local char* room = 0;")
     say(2, "static thread_local int64_t room_bytes = 0;")
     say(2, "if (wanted > room_bytes) {")
@@ -262,9 +286,54 @@ def _room(rows: RowsFunction) -> None:
     for n, row in ring_rows:
         kind = _scalar(row)
         say(2, f"{kind}* const k{n} = ({kind}*)(room + o{n});")
+        if row.ends:
+            say(2, f"{kind}* const z{n} = k{n} + v{n} * w{n};")
         if row.outside is not None and row.outside != "wrap":
-            say(2, f"{kind}* const f{n} = k{n} + {row.ring} * m{n} * {rows.channels(row)} * w{n};")
-            say(2, f"for (int64_t j = 0; j < w{n}; j++) f{n}[j] = {_literal(row.outside)};")
+            say(2, f"{kind}* const f{n} = {f'z{n} + v{n} * u{n}' if row.ends else f'k{n} + v{n} * w{n}'};")
+            say(2, f"for (int64_t j = 0; j < hv{n} - lv{n} + VW; j++) f{n}[j] = {_literal(row.outside)};")
+
+
+def _far(rows: RowsFunction) -> tuple[int, str]:
+    """(how far along a row inputs of which only the ends are kept are read, the least of their sizes)."""
+    ends = [(n, row) for n, row in enumerate(rows.of.rows) if row.ends]
+    far = max((abs(shift[2]) for n, _ in ends for _, shift in rows.of.users[n]), default=0)
+    size, *others = dict.fromkeys(rows.extent(row.source, 2) for _, row in ends)
+    for other in others:
+        size = f"least({size}, {other})"
+    return far, size
+
+
+def _ends(rows: RowsFunction, n: int) -> None:
+    """Writes which points of an input's row are kept: [l, e) of its beginning and [g, h) of its end, as far as
+    `_by_parts` reads them."""
+    far, size = _far(rows)
+    rows.say(2, f"const int64_t short{n} = 2 * VW + {4 * far};")
+    rows.say(2, f"const int64_t e{n} = {size} < short{n} ? hv{n} : most(lv{n}, least(hv{n}, short{n}));")
+    rows.say(2, f"const int64_t g{n} = most(lv{n}, least(hv{n}, {size} - VW - {2 * far}));")
+
+
+def _by_parts(rows: RowsFunction, stage: Stage, low: str, high: str) -> list[tuple[str, str, str]]:
+    """(part, first point, point after the last) of a stage's row; writes where the parts end.
+
+    Where nothing is read beyond an input's edges, inputs are read where they are. The first and the last vector of a
+    row, and more where the reach is more, are computed from copies with their edges. A row too short for all three is
+    the first part alone, or the last alone where the task begins far from the array's beginning.
+    """
+    say = rows.say
+    reads = [one for one in stage.reads() if (n := rows.of.row_of(one)) is not None and rows.of.rows[n].ends]
+    if not reads:
+        return [("middle", low, high)]
+    first = max(-rows.of.place(one.shift)[2] for one in reads)
+    after = [f"{rows.extent(one.field, 2)} - {rows.of.place(one.shift)[2]}" for one in reads]
+    least = after[0]
+    for one in dict.fromkeys(after[1:]):
+        least = f"least({least}, {one})"
+    say(6, f"const int64_t inside = {least};")
+    say(6, f"int64_t head = {low}, tail = {high};")
+    say(6, f"if ({low} < {first}) head = most({first}, {low} + VW);")
+    say(6, f"if ({high} > inside) tail = least(inside, {high} - VW);")
+    say(6, f"if (head > tail) head = tail = {low} < {first} ? {high} : {low};")
+    return [("head", low, "head"), ("middle", "head", "tail"), ("tail", "tail", high)]
 
 
 def _literal(value: Any) -> str:
@@ -277,31 +346,33 @@ def _copied(rows: RowsFunction, n: int, row: LaggedArray) -> None:
     """Writes a row of an input to its ring, with its edges."""
     say, kind = rows.say, _scalar(row)
     size_v = rows.extent(row.source, 2)
-    say(5, f"{kind}* const out = {rows.ring(n, ('i', 'm'), 'c')};")
-    # Wrap around: rows by a positive modulus, points in stretches up to the array's end.
-    if row.outside == "wrap":
-        where = [
-            f"(({at}) % {rows.extent(row.source, place)} + {rows.extent(row.source, place)}) % "
-            f"{rows.extent(row.source, place)}"
-            for place, at in enumerate(("i", "m"))
-        ]
-        say(5, f"auto* const in = {rows.memory(row.source, (where[0], where[1]), 'c')};")
-        say(5, f"for (int64_t j = cv{n}; j < dv{n};) {{")
-        say(6, f"const int64_t from = (j % {size_v} + {size_v}) % {size_v};")
-        say(6, f"const int64_t many = least(dv{n} - j, {size_v} - from);")
-        _copy(rows, "in + from", "out + j", "0", "many", depth=6)
-        say(6, "j += many;")
+    where = rows.wrapped(row.source, ("i", "m")) if row.outside == "wrap" else ("i", "m")
+    say(5, f"auto* const in = {rows.memory(row.source, where, 'c')};")
+    stretches = [("lv", "e", False), ("g", "hv", True)] if row.ends else [("lv", "hv", False)]
+    for low, high, tail in stretches:
+        first, after = f"{low}{n}", f"{high}{n}"
+        say(5, "{")
+        say(5, f"{kind}* const out = {rows.ring(n, ('i', 'm'), 'c', tail)};")
+        if row.outside == "wrap":
+            # Wrap around: points in stretches up to the array's end.
+            say(5, f"for (int64_t j = {first}; j < {after};) {{")
+            say(6, f"const int64_t from = (j % {size_v} + {size_v}) % {size_v};")
+            say(6, f"const int64_t many = least({after} - j, {size_v} - from);")
+            _copy(rows, "in + from", "out + j", "0", "many", depth=6)
+            say(6, "j += many;")
+            say(5, "}")
+        else:
+            _copy(rows, "in", "out", f"most({first}, cv{n})", f"least({after}, dv{n})", depth=5)
+            _edges(rows, n, row, "out", first, after)
         say(5, "}")
-        return
-    say(5, f"auto* const in = {rows.memory(row.source, ('i', 'm'), 'c')};")
-    _copy(rows, "in", "out", f"cv{n}", f"dv{n}", depth=5)
-    _edges(rows, n, row, "out")
 
 
-def _edges(rows: RowsFunction, n: int, row: LaggedArray, out: str) -> None:
+def _edges(rows: RowsFunction, n: int, row: LaggedArray, out: str, first: str = "", after: str = "") -> None:
+    """Writes what stands outside the array, of points [first, after)."""
     if row.outside is not None and row.outside != "wrap":
-        rows.say(5, f"for (int64_t j = lv{n}; j < cv{n}; j++) {out}[j] = {_literal(row.outside)};")
-        rows.say(5, f"for (int64_t j = dv{n}; j < hv{n}; j++) {out}[j] = {_literal(row.outside)};")
+        first, after, value = first or f"lv{n}", after or f"hv{n}", _literal(row.outside)
+        rows.say(5, f"for (int64_t j = {first}; j < least(cv{n}, {after}); j++) {out}[j] = {value};")
+        rows.say(5, f"for (int64_t j = most(dv{n}, {first}); j < {after}; j++) {out}[j] = {value};")
 
 
 COPIED = """\
@@ -387,9 +458,13 @@ class Vector:
     text: Text
     inner: list[int] = field(default_factory=list)
     """Instructions that vary along a row."""
+    again: list[int] = field(default_factory=list)
+    """Numbers of weights that are more than registers hold: each vector loads them anew, once for all rows."""
     loads: dict[tuple[Any, ...], str] = field(default_factory=dict)
     """Names of loads; where rows read the same, they share one."""
     places: dict[tuple[Any, ...], tuple[int, Read]] = field(default_factory=dict)
+    pointers: dict[tuple[Any, ...], str] = field(default_factory=dict)
+    """Names of addresses of rows, by a load's key without its place along the row."""
 
     def key(self, value: int, later: int) -> tuple[Any, ...]:
         read = self.stage.body.inputs[self.stage.body.code[value].attr].node
@@ -402,9 +477,10 @@ class Vector:
         code = self.stage.body.code
         unemitted = [(i, later) for later in range(self.block) for i in self.inner if code[i].op != "load"]
         # Loads in order of memory, each followed by everything that has become computable: few registers are alive at
-        # once.
-        loaded = sorted(self.loads, key=lambda key: (key[4], key[3] or 0, *key[:3]))
-        out, ready, done = [], set(), set()
+        # once. Where weights are loaded too, column by column: so all rows use those of one column and then no more.
+        first = (2, 0, 1) if self.again else (0, 1, 2)
+        loaded = sorted(self.loads, key=lambda key: (key[4], key[3] or 0, *(key[place] for place in first)))
+        out, ready, done, held = [], set(), set(), set()
         remaining = list(unemitted)
 
         def known(value: int, later: int) -> bool:
@@ -417,6 +493,10 @@ class Vector:
             rest = []
             for i, later in remaining:
                 if all(known(a, later) for a in code[i].args):
+                    for a in code[i].args:
+                        if a in self.again and a not in held:
+                            out.append(f"const F v{a} = weights[{self.again.index(a)}];")
+                            held.add(a)
                     formula = expression(self.text, i, last="j", partial=partial)
                     out.append(f"const {code[i].kind} v{i}_{later} = {self.named(formula, later)};")
                     done.add((i, later))
@@ -427,7 +507,15 @@ class Vector:
         for key in loaded:
             name = self.loads[key]
             value, _ = self.places[key]
-            out.append(f"const {code[value].kind} {name} = ld(b_{name} + j{', n' if partial else ''});")
+            place = f"{self.pointers[key[:2] + key[3:]]} + j{f' + {key[2]}' if key[2] else ''}"
+            kind, loads = code[value].kind, f"ld({place}{', n' if partial else ''})"
+            uses = sum(
+                a in self.inner and code[a].op == "load" and self.key(a, later) == key
+                for i, later in unemitted
+                for a in code[i].args
+            )
+            shared = kind == "F" and uses > 1 and not partial
+            out.append(f"const {kind} {name} = {f'once({loads})' if shared else loads};")
             ready.add(key)
             waiting()
         waiting()
@@ -454,49 +542,63 @@ def _points(rows: RowsFunction, stage: Stage, low: str, high: str, direct: bool,
     nest = nest_of(rows.of, stage)
     vector = Vector(of=rows, stage=stage, block=block, text=Text(nest=nest))
     kind = TYPES[stage.dtype] if direct else SCALAR[kind_of(stage.dtype)]
-    parameters = [(f"{kind}* const out{k}", f"out{k}") for k in range(block)]
-    parameters += [("const int64_t low", low), ("const int64_t high", high), ("const bool past", "past")]
+    parameters = [f"{kind}* const out{k}" for k in range(block)]
+    parameters += ["const int64_t low", "const int64_t high", "const bool past"]
+    outs = [f"out{k}" for k in range(block)]
+    factors: list[str] = []
     hoisted: list[str] = []
     for slot, source in stage.slots():
         if not isinstance(source, Read):
-            of = TYPES[source.weight.meta["val"].dtype]
-            place = f"{rows.names[source.weight]} + {source.element}{_channel(rows, stage, slot)}"
-            parameters.append((f"const {of}* const b_p{slot}", place))
+            parameters.append(f"const {TYPES[source.weight.meta['val'].dtype]}* const b_p{slot}")
+            factors.append(f"{rows.names[source.weight]} + {source.element}{_channel(rows, stage, slot)}")
     for i in stage.values:
         ins = stage.body.code[i]
         if not (ins.op == "const" or not ins.axes or (ins.op == "load" and nest.inner[0] not in ins.axes)):
             vector.inner.append(i)
             continue
         formula = f"ld1(b_p{ins.attr})" if ins.op == "load" else expression(vector.text, i, last=None, partial=False)
+        if ins.op == "load" and weighted(stage):
+            hoisted.append(f"numbers[{len(vector.again)}] = {formula};")
+            vector.again.append(i)
+            continue
         hoisted.append(f"const {ins.kind} v{i} = {formula};")
     # The farthest row down of every array is prefetched one block ahead.
     furthest: dict[Any, tuple[int, Read]] = {}
+    loaded: list[tuple[Read, int]] = []
+    prefetched: list[str] = []
     for later in range(block):
         for i in vector.inner:
             if stage.body.code[i].op == "load":
                 key = vector.key(i, later)
                 read = stage.body.inputs[stage.body.code[i].attr].node
                 if key not in vector.loads:
-                    name = f"x{len(vector.loads)}_"
-                    vector.loads[key], vector.places[key] = name, (i, read)
-                    parameters.append((f"const {rows.type(read)}* const b_{name}", rows.at(read, later)))
-                if rows.of.row_of(read) is None and key[0] >= furthest.get(read.field, (-FAR, read))[0]:
+                    vector.loads[key], vector.places[key] = f"x{len(vector.loads)}_", (i, read)
+                    name = f"b{len(vector.pointers)}"
+                    if vector.pointers.setdefault(key[:2] + key[3:], name) == name:
+                        loaded.append((replace(read, shift=(*read.shift[:-1], 0)), later))
+                        parameters.append(f"const {rows.type(read)}* const {name}")
+                if rows.in_memory(read) and key[0] >= furthest.get(read.field, (-FAR, read))[0]:
                     furthest[read.field] = (key[0], read)
     ahead: list[str] = []
     for n, (last, read) in enumerate(furthest.values() if rows.dim(0) is not None else ()):
         for row in range(block):
-            place = rows.at(read, last - rows.of.place(read.shift)[0] + 1 + row)
-            parameters.append((f"const {rows.type(read)}* const a{n}_{row}", place))
+            prefetched.append(rows.at(read, last - rows.of.place(read.shift)[0] + 1 + row))
+            parameters.append(f"const {rows.type(read)}* const a{n}_{row}")
             ahead.append(f"__builtin_prefetch(a{n}_{row} + j, 0, 2);")
-    from_memory = any(rows.of.row_of(read) is None for _, read in vector.places.values())
+    from_memory = any(rows.in_memory(read) for _, read in vector.places.values())
     body = _function(vector, hoisted, ahead, memory=direct and kind == "float", holds=from_memory)
-    text = f"({', '.join(one for one, _ in parameters)}) {{\n" + "\n".join(body) + "\n}"
+    text = f"({', '.join(parameters)}) {{\n" + "\n".join(body) + "\n}"
     # Stages with equal text share one function: the compiler then has less to do.
     texts = [one.partition("(")[2] for one in rows.functions]
     if text[1:] not in texts:
         rows.functions.append(f"static __attribute__((noinline)) void points{len(texts)}{text}")
         texts.append(text[1:])
-    rows.say(6, f"points{texts.index(text[1:])}({', '.join(place for _, place in parameters)});")
+    for part, begin, end in _by_parts(rows, stage, low, high):
+        places = [rows.at(read, later, part) for read, later in loaded]
+        # The ends of rows go through the caches: whole lines of the middle leave past them.
+        past = "past" if part == "middle" else "false"
+        arguments = ", ".join([*outs, begin, end, past, *factors, *places, *prefetched])
+        rows.say(6, f"if ({begin} < {end}) points{texts.index(text[1:])}({arguments});")
 
 
 def _function(vector: Vector, hoisted: list[str], ahead: list[str], memory: bool, holds: bool) -> list[str]:
@@ -504,13 +606,16 @@ def _function(vector: Vector, hoisted: list[str], ahead: list[str], memory: bool
     caches. holds: whether results wait before they do, which pays where it reads from memory too."""
     holds = holds and memory
     value, block = vector.stage.value, vector.block
-    out = list(hoisted)
+    # The empty statement hides where `weights` points: else they would be loaded before the loop, and spilled.
+    weights = ["const F* weights = numbers;", 'asm volatile("" : "+r"(weights));'] if vector.again else []
+    out = [f"F numbers[{len(vector.again)}];"] if vector.again else []
+    out += hoisted
     out.append("if (high - low >= VW) {")
     if holds:
         # A store that waits to leave the core holds up loads at the same place of another page, and rows of images
         # begin at the same place: so results wait in the first cache, half a page from what is read, and leave by HELD
         # vectors of every row together (a 4096 x 4096 Jacobi step: 4.3 ms for 6.3 where they leave one by one, Zen 4).
-        source = next((f"b_{name}" for name in vector.loads.values()), "out0")
+        source = next(iter(vector.pointers.values()), "out0")
         out.append(f"constexpr int64_t HELD = {HELD} * VW;")
         out.append(f"alignas(sizeof(F)) char room[PAGE + {block} * HELD * (int64_t)sizeof(float)];")
         out.append("float* held = nullptr;")
@@ -526,7 +631,7 @@ def _function(vector: Vector, hoisted: list[str], ahead: list[str], memory: bool
         aligned = " | ".join(f"(uintptr_t)(out{k} + low + VW - odd)" for k in range(block))
         out.append(f"const bool even = past && ({aligned}) % sizeof(F) == 0;")
     out.append("for (int64_t j = low;;) {")
-    out += [*ahead, *vector.lines(partial=False)]
+    out += [*ahead, *weights, *vector.lines(partial=False)]
     stores = [f"st(out{k} + j, {vector.name(value, k)});" for k in range(block)]
     if holds:
         out.append("if (even && (uintptr_t)(out0 + j) % sizeof(F) == 0) {")
@@ -551,7 +656,7 @@ def _function(vector: Vector, hoisted: list[str], ahead: list[str], memory: bool
     out.append("}")
     out += ["leave();"] if holds else []
     out += ["} else if (high > low) {", "const int64_t j = low;", "const int n = (int)(high - low);"]
-    out += vector.lines(partial=True)
+    out += [*weights, *vector.lines(partial=True)]
     out += [f"st(out{k} + j, {vector.name(value, k)}, n);" for k in range(block)]
     return [*("    " + line for line in out), "    }"]
 

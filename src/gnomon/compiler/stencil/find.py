@@ -19,7 +19,7 @@ from gnomon.compiler.body import Body, External, UnfitError
 from gnomon.compiler.lowering import Lowering
 from gnomon.compiler.node import Node
 from gnomon.compiler.rules import pointwise
-from gnomon.compiler.stencil.stages import FURTHEST, Factor, Read, Shift, Stage, Stencil
+from gnomon.compiler.stencil.stages import FURTHEST, MANY, Factor, Read, Shift, Stage, Stencil
 from gnomon.compiler.values import Value
 
 aten = torch.ops.aten
@@ -468,7 +468,8 @@ def _dense(shape: Sequence[int]) -> tuple[int, ...]:
 def _convolution(
     finder: Finder, lowering: Lowering, node: Node, dims: tuple[tuple[int, ...], ...], moved: Shift
 ) -> Any:
-    """Adds products of shifted reads with numbers of the weight, added in order of channels and taps."""
+    """Adds products of shifted reads with numbers of the weight, in order of channels and of taps: where they are more
+    than registers hold, those of a column after each other (`cpp_rows.Vector`)."""
     x, weight, bias, _, padding, dilation = node.args[:6]
     body, shape = lowering.body, weight.meta["val"].shape
     _, of, *taps = (int(size) for size in shape)
@@ -506,7 +507,10 @@ def _convolution(
 
     full = tuple(int(size) for size in node.meta["val"].shape)
     total = None if bias is None else factor(bias, 0, 1 if by_channel else 0)
-    for channel, place in product(range(of), product(*map(range, taps))):
+    places = list(product(*map(range, taps)))
+    if of * len(places) >= MANY:
+        places.sort(key=lambda place: place[-1])
+    for channel, place in product(range(of), places):
         shift = list(read.shift)
         for dim, at, pad, apart in zip(spatial, place, padding, dilation, strict=True):
             shift[dim] += at * apart - pad

@@ -12,8 +12,13 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
+import torch
+
 from gnomon.compiler.stencil.stages import Read, Stage, Stencil
 
+WAYS = 8
+"""Rows that one stage reads at a time up to which they stay in the first cache together: rows of images begin at the
+same place of a page, and a cache has so many lines for one."""
 Place = tuple[int, int, int]
 """Along the three dims in which a printer walks: rows, what lies between, and points of a row."""
 
@@ -30,6 +35,8 @@ class LaggedArray:
     ring: int
     """Rows that are kept; 0 where nobody reads it here."""
     output: bool
+    ends: bool = False
+    """Whether, of a copy, only the ends of rows need to be made: what lies between may be read where it is."""
 
     @property
     def copies(self) -> bool:
@@ -67,22 +74,28 @@ class Pipeline:
     def row_of(self, read: Read) -> int | None:
         """The row that a read is of; None where it is memory."""
         for n, row in enumerate(self.rows):
-            if row.source is read.field and (row.stage is not None or row.outside == read.outside):
+            if row.source is read.field and (row.stage is not None or alike(row.outside, read.outside)):
                 return n
         return None
+
+
+def alike(a: object, b: object) -> bool:
+    """Whether the same stands outside: a NaN is no other NaN, and -0 is not 0."""
+    return repr(a) == repr(b)
 
 
 def pipeline(stencil: Stencil, block: int = 1) -> Pipeline:
     """Rows in order, each as early as what it reads allows. block: rows of each that are computed at a time."""
     inner_fields = {one.node for one in stencil.stages}
     edges = {
-        (read.field, read.outside): None
+        (read.field, repr(read.outside)): read.outside
         for one in stencil.stages
         for read in one.reads()
         if read.field not in inner_fields and read.outside is not None
     }
     rows = [
-        LaggedArray(stage=None, source=field, outside=outside, lag=0, ring=1, output=False) for field, outside in edges
+        LaggedArray(stage=None, source=field, outside=outside, lag=0, ring=1, output=False)
+        for (field, _), outside in edges.items()
     ]
     for one in stencil.stages:
         outside = next(
@@ -108,8 +121,27 @@ def pipeline(stencil: Stencil, block: int = 1) -> Pipeline:
         # From the oldest row that the user still reads, t - lag of the user + shift, to the newest, t - own lag, both
         # counted.
         rings = [lags[user] - lags[n] - shift[0] + 1 for user, shift in users[n]]
-        made_rows.append(replace(row, lag=lags[n], ring=max(rings) + block - 1 if rings else 0))
+        ends = row.copies and _read_where_it_is(stencil, row, found, block)
+        made_rows.append(replace(row, lag=lags[n], ring=max(rings) + block - 1 if rings else 0, ends=ends))
     return Pipeline(stencil=stencil, rows=tuple(made_rows), users=tuple(tuple(one) for one in users), block=block)
+
+
+def _read_where_it_is(stencil: Stencil, row: LaggedArray, found: Pipeline, block: int) -> bool:
+    """Whether who reads an input beyond its edges may read all but the ends of its rows from memory: where a copy has
+    the same type, and few enough rows are read at a time."""
+    if row.source.meta["val"].dtype not in (torch.float32, torch.float64):
+        return False
+    for one in stencil.stages:
+        reads = one.reads()
+        of_row = [read for read in reads if read.field is row.source and alike(read.outside, row.outside)]
+        if one.base in of_row:
+            return False
+        if of_row:
+            places = {(read.field, read.channel, *found.place(read.shift)[:2]) for read in reads}
+            many = {(field, channel, s + later, m) for field, channel, s, m in places for later in range(block)}
+            if len(many) > WAYS:
+                return False
+    return True
 
 
 def parts(stencil: Stencil, depth: int) -> list[Stencil]:

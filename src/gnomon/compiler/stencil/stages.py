@@ -15,10 +15,12 @@ from typing import Any, Literal
 
 import torch
 
-from gnomon.compiler.body import Body
+from gnomon.compiler.body import Body, kind_of
 from gnomon.compiler.stages import live
 
 Shift = tuple[int, ...]
+MANY = 16
+"""Reads, or numbers of weights, from which on a stage has more of them than registers hold beside its sums."""
 FURTHEST = 32
 """Points that a read may be away: rows up to there stay in cache."""
 
@@ -110,3 +112,9 @@ class Stencil:
                 default=0,
             )
         return max(far.values())
+
+
+def weighted(stage: Stage) -> bool:
+    """Whether a stage of floats has more numbers of weights than registers hold."""
+    factors = sum(isinstance(source, Factor) for _, source in stage.slots())
+    return factors >= MANY and kind_of(stage.dtype) == "F"

@@ -18,7 +18,7 @@ from gnomon.compiler.body import kind_of
 from gnomon.compiler.device import DeviceDescription, Level
 from gnomon.compiler.stages import COST
 from gnomon.compiler.stencil.lags import Pipeline, Place, parts, pipeline
-from gnomon.compiler.stencil.stages import Stencil
+from gnomon.compiler.stencil.stages import MANY, Read, Stencil, weighted
 
 DEPTHS = (1, 2, 4, 8, 16, 32)
 LOADED = 1.0
@@ -29,8 +29,6 @@ A_WALK = 90.0
 """Vector instructions to begin and end a row of points, measured from tiles of 256 to 4,096 points."""
 BROKEN_S = 1e-7
 """That memory takes to begin a row of points which does not continue the one before it: its latency."""
-MANY = 16
-"""Reads of a stage from which on four rows are computed at a time, so that they share them; else two."""
 A_TASK = 64
 """Rows of a band at least, so that what bands compute twice is little."""
 
@@ -79,7 +77,7 @@ def ring_bytes(of: Pipeline, size: Place, edges: list[tuple[Place, Place]]) -> i
     """Bytes of rings of a task with results of that size."""
     total = 0
     for row, (low, high) in zip(of.rows, edges, strict=True):
-        if row.ring:
+        if row.ring and not row.ends:
             channels = 1 if of.stencil.channel is None or row.stage is None else row.stage.sizes[of.stencil.channel]
             total += row.ring * channels * (size[1] + low[1] + high[1]) * (size[2] + low[2] + high[2]) * _bytes(row)
     return total
@@ -94,12 +92,14 @@ def instructions(of: Pipeline, n: int) -> tuple[float, float]:
     """(vector instructions, loads and stores) of a vector of one row."""
     stage = of.rows[n].stage
     if stage is None:
-        return 0.0, 2.0
+        return 0.0, 0.0 if of.rows[n].ends else 2.0
     code = stage.body.code
     wide = 2.0 if kind_of(stage.dtype) == "D" else 1.0
     computed = sum(COST.get(code[i].op, 1) for i in stage.values if code[i].op not in ("load", "const"))
-    loads = sum(code[i].op == "load" and bool(code[i].axes) for i in stage.values)
-    return wide * computed, wide * (LOADED * loads + 1)
+    reads = [(one, of.place(one.shift)) for _, one in stage.slots() if isinstance(one, Read)]
+    # Rows of a block that read the same place share its load.
+    loads = {(one.field, one.channel, at[0] + later, *at[1:]) for one, at in reads for later in range(of.block)}
+    return wide * computed, wide * (LOADED * len(loads) / of.block + 1)
 
 
 def foretold(of: Pipeline, size: Place, device: DeviceDescription, depth: int) -> Tile:
@@ -165,8 +165,11 @@ def sizes(of: Pipeline, device: DeviceDescription) -> list[Place]:
 
 
 def block(stencil: Stencil) -> int:
-    """Rows of each stage that are computed at a time: of one stage alone four, as each comes from memory once more for
-    every block above or below it."""
+    """Rows of each stage that are computed at a time, so that they share what they load: of one stage alone four, as
+    each comes from memory once more for every block above or below it; eight where they share weights too and are
+    many."""
+    if all(weighted(one) for one in stencil.stages) and stencil.stages[0].sizes[-2:-1] >= (A_TASK,):
+        return 8
     return 4 if len(stencil.stages) == 1 or max(len(one.reads()) for one in stencil.stages) >= MANY else 2
 
 

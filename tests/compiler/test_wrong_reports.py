@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -48,6 +49,16 @@ REPORTS: dict[str, tuple[Callable[..., Any], tuple[torch.Tensor, ...], tuple[tor
     "casts to narrow integers": (casts, (whole(0),), (whole(300),)),
     "minus of uint8": (lambda x: (-x).float() * 0.01 + 1, (whole(0, torch.uint8),), (whole(3, torch.uint8),)),
     "abs of int8": (lambda x: x.abs().float() * 0.01 + 1, (whole(-5, torch.int8),), (whole(-128, torch.int8),)),
+    "bounds that bytes do not hold": (
+        lambda x: (x.clamp(-5, 100) + 1, x.clamp_min(-3) + 1, x.clamp_max(-250) + 1),
+        (whole(0, torch.uint8),),
+        (whole(7, torch.uint8),),
+    ),
+    "truths less truths": (
+        lambda x: (torch.add(x, x, alpha=-1) | ~x, torch.add(x, x, alpha=0) ^ x),
+        (whole(0, torch.bool),),
+        (whole(1, torch.bool),),
+    ),
     "a sum of int8": (
         lambda x: x.sum(-1, dtype=torch.int8).float() * 0.01,
         (torch.zeros(4, 1000, dtype=torch.int8),),
@@ -214,8 +225,19 @@ def test_the_ends_of_integers_may_cancel_in_a_sum_of_floats() -> None:
     assert not torch.equal(other[0][0], wanted[0][0])
     assert gate.as_right(other, wanted, total, (x,))
     assert not gate.as_right((other[0] + torch.tensor([[0.0], [1.0]]),), wanted, total, (x,))
+    both = lambda x: (x * 2, *total(x))  # noqa: E731
+    assert gate.as_right((x * 2, *other), both(x), both, (x,))
+    assert not gate.as_right((x * 2 + (x > 1 << 40), *other), both(x), both, (x,))
     doubled = lambda x: (x * 2,)  # noqa: E731
     assert not gate.as_right((x * 2 + (x > 1 << 40),), doubled(x), doubled, (x,))
+
+
+def test_an_exponent_that_float32_does_not_hold_stays_atens() -> None:
+    x = torch.tensor([-2.5, 2.0, -0.5]).repeat(20)
+    for exponent in (16777217.0, 1e-46, 1e39):
+        made = compiled(partial(lambda e, x: x**e + 1, exponent), x)
+        for _ in range(2):
+            torch.testing.assert_close(run(made, x)[0], x**exponent + 1, equal_nan=True)
 
 
 def test_integers_wrap_by_the_compilers_word() -> None:

@@ -37,6 +37,8 @@ from gnomon.compiler.values import (
 aten = torch.ops.aten
 ONEDNN_GELU = 1e38
 """Beyond it oneDNN, which ATen asks for dense tensors, gives infinity, and NaN for infinity."""
+LARGEST_EXACT = 1 << 24
+"""Integers up to which all are float32."""
 SQRT_HALF, SQRT_2_OVER_PI = math.sqrt(0.5), math.sqrt(2 / math.pi)
 
 
@@ -52,6 +54,8 @@ def pointwise(formula: Callable[..., Any], node: Lowering, *args: Any, **named: 
     out_dtype = out.dtype if out.dtype != torch.bool else _compared(formula, args)
 
     def value(arg: Any) -> Any:
+        if formula in BOUNDS and isinstance(arg, int):
+            return _held(arg, out.dtype)
         if isinstance(arg, torch.fx.Node):
             value_on_dims = node.operand(arg, dims)
             return (
@@ -87,8 +91,19 @@ def _of_type(number: Any, dtype: torch.dtype) -> Any:
     return torch.tensor(number, dtype=torch.float32 if dtype.is_floating_point else torch.int64).to(dtype).item()
 
 
+def _held(number: int, dtype: torch.dtype) -> int:
+    """A bound as a tensor of integers holds it: -5 among bytes is 251."""
+    if dtype.is_floating_point or dtype == torch.bool or isinstance(number, bool):
+        return number
+    return int(torch.tensor(number).to(dtype))
+
+
 def add(self: Value, other: Any, *, alpha: Any = 1) -> Value:
-    return self + other if alpha == 1 else fused(other, alpha, self)
+    if alpha == 1:
+        return self + other
+    if isinstance(other, Value) and self.kind == other.kind == "B":  # ATen's alpha is a truth too
+        return self | other if alpha else self
+    return fused(other, alpha, self)
 
 
 def sub(self: Value, other: Any, *, alpha: Any = 1) -> Value:
@@ -135,13 +150,25 @@ def power(self: Value, exponent: Any) -> Value:
         return rsqrt(self)
     if exponent == -1:
         return 1.0 / self
+    if self.kind == "F" and _far_from_floats(float(exponent)):  # ATen raises to the power of a double
+        raise UnfitError("an exponent that float32 makes another")
     return self._two("pow", float(exponent))
+
+
+def _far_from_floats(number: float) -> bool:
+    """Whether float32 makes 0 of a number, infinity, or an even one of an odd one."""
+    rounded = float(torch.tensor(number, dtype=torch.float64).float())
+    return rounded != number and (not rounded or math.isinf(rounded) or abs(number) > LARGEST_EXACT)
 
 
 def clamp(self: Value, min: Any = None, max: Any = None) -> Value:
     # The upper bound last: where min > max, ATen gives max.
     clamped = self if min is None else maximum(self, min)
     return clamped if max is None else minimum(clamped, max)
+
+
+def clamp_max(self: Value, max: Any) -> Value:
+    return minimum(self, max)
 
 
 def gelu(self: Value, *, approximate: str = "none") -> Value:
@@ -329,6 +356,9 @@ def _rounding(op: str) -> Callable[[Value], Value]:
 ROUNDS_NUMBERS = (add, sub, rsub, power)
 """Where ATen rounds plain numbers to the type of the tensors (bfloat16) before it computes."""
 
+BOUNDS = (clamp, clamp_max)
+"""Where ATen converts plain integers to the type of the tensor, and so wraps them, before it compares."""
+
 GUARDS: dict[Callable[..., Any], Callable[..., list[Value]]] = {
     gelu: lambda self: [~self.gt(ONEDNN_GELU)],
     # Of NaN ATen's vectors give one gradient (NaN, 0), and the rest of a row another (what was given).
@@ -382,8 +412,8 @@ FORMULAS: dict[Any, Callable[..., Any]] = {
     aten.hardsigmoid.default: hardsigmoid,
     aten.clamp.default: clamp,
     aten.clamp.Tensor: clamp,
-    aten.clamp_min.default: lambda self, min: maximum(self, min),
-    aten.clamp_max.default: lambda self, max: minimum(self, max),
+    aten.clamp_min.default: clamp,
+    aten.clamp_max.default: clamp_max,
     aten.maximum.default: maximum,
     aten.minimum.default: minimum,
     aten.where.self: select,

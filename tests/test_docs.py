@@ -11,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from quoted import Quote, differences, printed_by, quotes
 from test_rooms import ROOMS
 
 from gnomon.cli import main
@@ -139,6 +140,26 @@ def test_the_gallery_prints_what_it_shows(monkeypatch: pytest.MonkeyPatch, capsy
         command, *lines = part[: part.index("\n    …")].split("\n")
         assert main(shlex.split(command)) in (0, 1)
         assert capsys.readouterr().out.split("\n")[: len(lines)] == [line.removeprefix("    ") for line in lines]
+
+
+QUICK = [
+    quote for page in FILES for quote in quotes(page) if quote.runs and quote.page not in ("README.md", "gallery.md")
+]
+"""Quotes of output beside those above; `tests/quoted.py` runs the ones that take longer too."""
+
+
+@pytest.mark.parametrize(
+    "quote", [one for one in QUICK if one.command.startswith("predict ")], ids=lambda one: f"{one.page}:{one.line}"
+)
+def test_a_quoted_prediction_is_what_is_printed(quote: Quote) -> None:
+    assert differences(quote.shown, printed_by(quote.command)) == []
+
+
+def test_parts_of_a_quote_are_looked_for_in_their_order() -> None:
+    printed = ["a", "b", "", "c", "d"]
+    assert differences(["a", "b"], printed) == differences(["…", "b", "", "c", "…"], printed) == []
+    assert differences(["c", "…", "a"], printed) == ["a (other lines stand between those of this part)"]
+    assert differences(["a", "x"], printed) == ["x"]
 
 
 TUTORIALS = sorted((ROOT / "docs").glob("tutorial_*.md"))

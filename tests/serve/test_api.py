@@ -15,6 +15,7 @@ pytest.importorskip("tokenizers", reason="tokenizers is not installed")
 from serve.served import write_words  # noqa: E402
 
 from gnomon.errors import InputError  # noqa: E402
+from gnomon.runtime.data.encode import Encoder  # noqa: E402
 from gnomon.serve.api import Answers, CompletionRequest, ServedModel, chat, completion  # noqa: E402
 from gnomon.serve.messages import Delta, Token  # noqa: E402
 from gnomon.serve.text import TextStream  # noqa: E402
@@ -133,7 +134,7 @@ def told(index: int, ids: list[int], logprob: float) -> Delta:
 
 
 def test_the_best_answers_are_told_the_best_first(served: ServedModel) -> None:
-    answers = Answers(asked(served, False, n=2, best_of=3, return_token_ids=True))
+    answers = Answers(asked(served, False, n=2, best_of=3, return_token_ids=True), served.words)
     for index, logprob in enumerate((-2.0, -0.5, -1.0)):
         answers.add(index, told(index, [65 + index] * (index + 1), logprob))
     choices = answers.whole()["choices"]
@@ -143,9 +144,40 @@ def test_the_best_answers_are_told_the_best_first(served: ServedModel) -> None:
         asked(served, False, best_of=3, stream=True)
 
 
+def test_bytes_of_tokens_that_are_parts_of_a_letter_make_the_letter(served: ServedModel) -> None:
+    """OpenAI's field is for joining them; the text of such a token by itself is the sign for broken bytes."""
+    ids = served.words.encoder.ids("aé€", specials=False)
+    texts = [served.words.decode([i]) for i in ids]
+    assert len(ids) == 6 and "\ufffd" in texts
+    answers = Answers(asked(served, True, logprobs=True, top_logprobs=2), served.words)
+    top = tuple((i, text, -1.0) for i, text in zip(ids[1:3], texts[1:3], strict=True))
+    tokens = tuple(Token(i, text, -1.0, top) for i, text in zip(ids, texts, strict=True))
+    answers.add(0, Delta(1, 0, "aé€", tokens, "length"))
+    content = answers.whole()["choices"][0]["logprobs"]["content"]
+    assert bytes(byte for one in content for byte in one["bytes"]).decode() == "aé€"
+    assert bytes(byte for one in content[0]["top_logprobs"] for byte in one["bytes"]).decode() == "é"
+
+
+def test_of_likeliest_tokens_with_one_text_the_likelier_is_told(served: ServedModel) -> None:
+    answers = Answers(asked(served, False, logprobs=3), served.words)
+    top = ((200, "\ufffd", -0.5), (97, "a", -1.0), (201, "\ufffd", -2.0))
+    answers.add(0, Delta(1, 0, "a", (Token(97, "a", -1.0, top),), "length"))
+    assert answers.whole()["choices"][0]["logprobs"]["top_logprobs"] == [{"\ufffd": -0.5, "a": -1.0}]
+
+
+def test_bytes_of_pieces_by_byte_fallback() -> None:
+    tokenizers = pytest.importorskip("tokenizers")
+    encoder = Encoder()
+    pieces = {"<unk>": 0, "<0xC3>": 1, "<0xA9>": 2, "a": 3}
+    encoder.tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE(pieces, [], byte_fallback=True, unk_token="<unk>"))
+    words = Vocabulary(encoder, frozenset())
+    assert words.raw(1, "\ufffd") + words.raw(2, "\ufffd") == "é".encode()
+    assert words.raw(3, "a") == b"a"
+
+
 def test_calls_are_streamed_as_they_end_with_log_probabilities_of_all_tokens(served: ServedModel) -> None:
     tool = {"type": "function", "function": {"name": "f"}}
-    answers = Answers(asked(served, True, tools=[tool], logprobs=True, return_tokens_as_token_ids=True))
+    answers = Answers(asked(served, True, tools=[tool], logprobs=True, return_tokens_as_token_ids=True), served.words)
     said = ('{"name": "f", "arguments": {}}', '{"name": "f", "arguments": {"a": 1}}')
     text = "So: " + "".join(f"<tool_call>{one}</tool_call>" for one in said)
     deltas, tokens = [], []

@@ -577,7 +577,8 @@ class TokenCounts:
 class Answers:
     """A body's answers as they come: `add` and `whole`, or `chunks` of a stream."""
 
-    def __init__(self, request: CompletionRequest) -> None:
+    def __init__(self, request: CompletionRequest, words: Vocabulary) -> None:
+        self.words = words
         self.request, self.model, self.id = request, request.model, new_id(request)
         self.created = int(time.time())
         total = request.count * len(request.prompts)
@@ -766,7 +767,9 @@ class Answers:
         """Log-probabilities of the likeliest tokens and of the one that is there; None for the first of a prompt."""
         if token.logprob is None:
             return None
-        likeliest = {self._name(i, text): value for i, text, value in token.top}
+        # Tokens that are parts of letters may have the same text: of these the likeliest stands.
+        likeliest = {self._name(i, text): value for i, text, value in reversed(token.top)}
+        likeliest = dict(reversed(likeliest.items()))
         return likeliest | {self._name(token.id, token.text): token.logprob}
 
     def _prompt_logprobs(self, at: int) -> dict[str, Any]:
@@ -800,7 +803,7 @@ class Answers:
         }
 
     def _token_entry(self, token: int, text: str, logprob: float | None) -> dict[str, Any]:
-        return {"token": self._name(token, text), "logprob": logprob, "bytes": list(text.encode())}
+        return {"token": self._name(token, text), "logprob": logprob, "bytes": list(self.words.raw(token, text))}
 
 
 def _mean(tokens: Sequence[Token]) -> float:

@@ -215,7 +215,7 @@ class AnswerStream:
 
     def __init__(self, server: Server, request: api.CompletionRequest) -> None:
         self.server, self.request = server, request
-        self.answers = api.Answers(request)
+        self.answers = api.Answers(request, server.words)
         total, settings = len(request.prompts) * request.count, server.settings
         self.room = settings.rules.max_seqs * settings.workers * settings.ways.pp
         """Answers that may still be begun."""

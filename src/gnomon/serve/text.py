@@ -9,10 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from gnomon.serve.vocabulary import Vocabulary
+from gnomon.serve.vocabulary import BROKEN, Vocabulary
 
-BROKEN = "\ufffd"
-"""What bytes that are no whole letter decode to."""
 LONGEST_LETTER = 16
 """Tokens after which a letter that is still broken is told as it is."""
 

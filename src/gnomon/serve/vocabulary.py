@@ -7,6 +7,7 @@ template is the folder's; none that a request bears is ever read. Leaves out mod
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,8 +17,21 @@ from gnomon.runtime.data.encode import Encoder
 
 OWN = frozenset("messages tools add_generation_prompt bos_token eos_token unk_token pad_token opens".split())
 """Variables of a template that are told in other ways."""
+BROKEN = "\ufffd"
+"""What bytes that are no whole letter decode to."""
 SHORT = 1 << 16
 """Letters of a text that is split into tokens whatever their number may be."""
+
+
+def _byte_level() -> dict[str, int]:
+    """Letters of byte-level pieces -> the byte that each stands for (GPT-2): printable ones of Latin-1 for themselves,
+    the others in their order from letter 256 on."""
+    plain = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [byte for byte in range(256) if byte not in plain]
+    return {chr(byte): byte for byte in plain} | {chr(256 + at): byte for at, byte in enumerate(others)}
+
+
+BYTE_LEVEL = _byte_level()
 
 
 class Vocabulary:
@@ -85,6 +99,19 @@ class Vocabulary:
     def decode(self, ids: Sequence[int], *, specials: bool = False) -> str:
         """Returns the text of ids. specials: with that of special tokens."""
         return self.encoder.decode(ids, specials=specials)
+
+    def raw(self, token: int, text: str) -> bytes:
+        """Bytes of a token, which may be a part of a letter: then its text, of the token by itself, does not say them.
+        Pieces are spelled as byte-level vocabularies and byte fallback spell them; of any other the text's bytes."""
+        if BROKEN not in text:
+            return text.encode()
+        if self.encoder.tokenizer is None:
+            return bytes([token]) if token < 256 else text.encode()
+        piece = self.encoder.tokenizer.id_to_token(token) or text
+        if fallback := re.fullmatch(r"<0x([0-9A-Fa-f]{2})>", piece):
+            return bytes([int(fallback[1], 16)])
+        spelled = [BYTE_LEVEL.get(letter, -1) for letter in piece]
+        return text.encode() if -1 in spelled else bytes(spelled)
 
     def render(
         self,

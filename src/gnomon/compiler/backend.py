@@ -39,6 +39,7 @@ from gnomon.compiler import (
     mersenne,
     pairs,
     pairs_backward,
+    pixels_backward,
     pools,
     products,
     quantized,
@@ -254,6 +255,7 @@ class CompiledGraph:
         self.draws = mersenne.fuse(module.graph)
         self.pairs = [*pairs.fuse(module.graph), *pairs_backward.fuse(module.graph)]
         self.tables = table_gradient.fuse(module.graph)
+        self.pixels = pixels_backward.fuse(module.graph)
         self.columns = columns.fuse(module.graph)
         # Joins the calls that `pairs` and `columns` have put in the graph.
         self.table_pairs = table_pairs.fuse(module.graph)
@@ -276,7 +278,7 @@ class CompiledGraph:
         self.program.saved = saved
         self.tried = [
             *self.convolutions, *self.previews, *self.pools, *self.draws, *self.pairs, *self.table_pairs, *self.tables,
-            *self.scans, *self.attention, *self.experts, *self.quantized,
+            *self.scans, *self.attention, *self.experts, *self.quantized, *self.pixels,
         ]  # fmt: skip
         self.tried += [*self.stencils, *self.chains]
         """What is no group and tried by itself."""

@@ -74,11 +74,11 @@ def few():
 @pytest.mark.parametrize(
     ("name", "flags", "says"),
     [
-        ("padded", ["--ragged", "mask"], ["ragged: 2 products by the rows", "product by the rows that are there"]),
+        ("padded", ["--ragged", "mask"], ["ragged: 2 matmuls by the rows", "matmul by the rows that are there"]),
         (
             "few",
             ["--frozen", "--preview", "--ragged", "mask"],
-            ["frozen: 1 product by the columns", "preview: no convolution before", "ragged: no product has the rows"],
+            ["frozen: 1 matmul by the columns", "preview: no convolution before", "ragged: no matmul has the rows"],
         ),
         ("pooled", ["--preview"], ["of 2 convolutions before a pooling by a preview", "by a preview in eight bits"]),
     ],

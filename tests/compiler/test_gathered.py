@@ -132,7 +132,7 @@ def test_a_padded_batch_by_the_positions_that_are_there(
     assert ragged.proved is not leaks
     assert ("pool by the mask" in caplog.text) is leaks
     said = "\n".join(lines(explained(backend.reports[-1]), "graph"))
-    assert ("product by the rows that are there: linear 24x96x32 (by place in" in said) is not leaks
+    assert ("matmul by the rows that are there: linear 24x96x32 (by place in" in said) is not leaks
 
 
 def test_a_mask_that_is_not_there_leaves_products_whole(caplog: pytest.LogCaptureFixture) -> None:
@@ -160,7 +160,7 @@ def test_columns_that_a_relu_left_zero_are_not_read(small: None, linear: bool, d
             x = torch.randn(rows, 24).to(dtype)
             torch.testing.assert_close(fast(x), gated(x), rtol=1e-2 if dtype == torch.bfloat16 else 1e-5, atol=1e-2)
     said = "\n".join(line for one in backend.reports[-2:] for line in lines(explained(one), "graph"))
-    assert "product by the columns that are there" in said
+    assert "matmul by the columns that are there" in said
     assert "columns in" in said
 
 

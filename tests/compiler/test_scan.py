@@ -78,7 +78,7 @@ def test_mambas_scan_is_one_operation_without_the_states() -> None:
     states = 2 * 5 * 11 * 16
     made = [node.meta.get("val") for node in backend.reports[-2].program.graph.nodes]
     assert all(one.numel() < states for one in made if isinstance(one, torch.Tensor))
-    assert "scan over time: 1 as one kernel" in "\n".join(lines(explained(backend.reports[-2]), "graph 0"))
+    assert "scan over time: 1 by a kernel" in "\n".join(lines(explained(backend.reports[-2]), "graph 0"))
 
 
 @settings(max_examples=15)

@@ -316,10 +316,12 @@ class CompiledGraph:
     def whole(self) -> Iterator[CompiledGraph]:
         """This graph, and those of its loops' bodies."""
         yield self
-        for body in self.bodies:
-            inner = getattr(body.function, "compiled", None)
-            if inner is not None:
-                yield from inner.whole()
+        for body in self.body_graphs():
+            yield from body.whole()
+
+    def body_graphs(self) -> list[CompiledGraph]:
+        """Those of its loops' and branches' bodies that are compiled."""
+        return [body.function.compiled for body in self.bodies if hasattr(body.function, "compiled")]
 
     def boxed(self) -> Callable[[list[Any]], Any]:
         """Returns the function that runs the graph."""

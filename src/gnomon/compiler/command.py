@@ -40,21 +40,27 @@ def compiled(
     compile_s = time.perf_counter() - start
     _called(call, inputs, train)
     call_s, eager_s = _by_turns(call, module, inputs, train)
-    explanations = [explained(graph) for graph in backend.reports if id(graph) not in earlier]
+    made = [graph for graph in backend.reports if id(graph) not in earlier]
+    body_of = {id(body): n for n, graph in enumerate(made) for body in graph.body_graphs()}
+    explanations = [{**explained(graph), "body_of": body_of.get(id(graph))} for graph in made]
     kernels = sum(group["kept"] for graph in explanations for group in graph["groups"])
     every = sum(len(graph["groups"]) for graph in explanations)
-    graphs = _counted(len(explanations), "graph")
+    graphs = _counted(len(made) - len(body_of), "graph")
+    if body_of:
+        bodies = "body" if len(body_of) == 1 else "bodies"
+        graphs += f" and {len(body_of)} {bodies} of loops or branches"
     summary = [
         f"compiled in {compile_s:.1f} s: {_counted(every, 'group')} in {graphs}, {kernels} kept",
         f"a call{' and its backward' if train else ''}: {_ms(call_s)}, eager {_ms(eager_s)} "
         f"({_counted(torch.get_num_threads(), 'thread')}, medians)",
         _gain(call_s, eager_s),
-        *_tuned([one for one in backend.reports if id(one) not in earlier]),
+        *_tuned(made),
         *_chosen(explanations, choices),
     ]
     text = list(summary)
     for n, graph in enumerate(explanations):
-        text += lines(graph, f"graph {n}")
+        parent = graph["body_of"]
+        text += lines(graph, f"graph {n}" + ("" if parent is None else f": body of a loop or branch of graph {parent}"))
     data = {"compile_s": compile_s, "call_s": call_s, "eager_s": eager_s, "graphs": explanations}
     return {"data": data, "lines": text, "summary": summary}
 
@@ -67,11 +73,11 @@ def _chosen(graphs: list[dict[str, Any]], choices: Mapping[str, str | bool]) -> 
 
     out, previews = [], [one for graph in graphs for one in graph["previews"]]
     if "ragged" in choices:
-        took = f"{_counted(by('rows'), 'product')} by the rows that are there"
-        out.append(f"ragged: {took if by('rows') else 'no product has the rows of that mask, all are whole'}")
+        took = f"{_counted(by('rows'), 'matmul')} by the rows that are there"
+        out.append(f"ragged: {took if by('rows') else 'no matmul has the rows of that mask, all are whole'}")
     if choices.get("frozen"):
-        took = f"{_counted(by('columns'), 'product')} by the columns that are there"
-        out.append(f"frozen: {took if by('columns') else 'no product of few rows follows a ReLU, all are whole'}")
+        took = f"{_counted(by('columns'), 'matmul')} by the columns that are there"
+        out.append(f"frozen: {took if by('columns') else 'no matmul of few rows follows a ReLU, all are whole'}")
     if choices.get("preview"):
         used = sum(bool(one["kept"]) for one in previews)
         took = f"{used} of {_counted(len(previews), 'convolution')} before a pooling by a preview"

@@ -38,12 +38,15 @@ PICTURE = 48
 
 def explained(compiled: CompiledGraph) -> dict[str, Any]:
     """One compiled graph as data."""
+    in_cpp = {unit for run in compiled.runs if run.kept for unit in run.units if isinstance(unit, torch.fx.Node)}
     aten = Counter(
-        str(unit.target).removeprefix("aten.")
+        str(unit.target).removeprefix("aten.").removesuffix(".default")
         for unit in compiled.program.units
         if isinstance(unit, torch.fx.Node)
         and unit.op == "call_function"
         and unit.target is not operator.getitem  # one of several results, which nobody computes
+        # A loop or a branch that C++ walks by itself.
+        and not (unit in in_cpp and isinstance(unit.target, torch._ops.HigherOrderOperator))
         and not isinstance(
             unit.target, (Columns, Recurrent, TriedMatmul, TriedKernel, Places, RaggedMatmul, LiveMatmul)
         )
@@ -91,19 +94,19 @@ def _tried(compiled: CompiledGraph) -> dict[str, dict[str, int]]:
         "pooling": compiled.pools,
         "random numbers": compiled.draws,
         "scan over time": compiled.scans,
-        "product of pairs": compiled.pairs,
-        "product of pairs of looked-up rows": compiled.table_pairs,
+        "dot products of pairs": compiled.pairs,
+        "dot products of pairs of looked-up rows": compiled.table_pairs,
         "gradient of a table": compiled.tables,
         "attention": compiled.attention,
-        "products of experts": compiled.experts,
+        "matmuls of experts": compiled.experts,
         "linear layer in eight bits": compiled.quantized,
-        "product with what surrounds it": compiled.chains,
+        "matmul with the work around it": compiled.chains,
     }
     own = sum(one.own_kept for one in compiled.products)
-    out["matrix product"] = {"as one kernel": own}
+    out["matmul"] = {"by a kernel": own}
     for name, calls in every.items():
         as_kernel = sum(one.kept for one in calls)
-        out[name] = {"as one kernel": as_kernel, "given back to ATen": len(calls) - as_kernel}
+        out[name] = {"by a kernel": as_kernel, "given back to ATen": len(calls) - as_kernel}
     return out
 
 
@@ -224,8 +227,8 @@ def _schedule(explanation: dict[str, Any]) -> list[str]:
     """A line a worker: its steps from left to right, as long as they are foretold to take; dots where it waits."""
     state = "kept" if explanation["kept"] else f"not kept{': ' + explanation['why'] if explanation['why'] else ''}"
     out = [
-        f"    workers   2 beside each other ({state}): predicted {_us(explanation['predicted_s'])}, measured"
-        f" {_us(explanation['measured_s'])}, one after another {_us(explanation['one_s'])}"
+        f"    workers   2 in parallel ({state}): predicted {_us(explanation['predicted_s'])}, measured"
+        f" {_us(explanation['measured_s'])}, one worker {_us(explanation['one_s'])}"
     ]
     for n, each in enumerate(explanation["lists"]):
         row = ["."] * PICTURE
@@ -337,11 +340,12 @@ def lines(explanation: dict[str, Any], title: str) -> list[str]:
         tile = group["tile"]
         out += [
             f"  group {n}: {' + '.join(group['operations'])} ({state})",
-            f"    domain    {group['rows']} rows x {group['points']} points"
+            f"    domain    {_many(group['rows'], 'row')} x {_many(group['points'], 'point')}"
             + (f", any {', '.join(group['symbols'])}" if group["symbols"] else ""),
-            f"    tiles     {tile['rows']} rows x {tile['points']} points, {tile['tasks']} tasks"
-            + (" beside each other" if tile["parallel"] else " of one worker"),
-            f"    passes    {group['passes']} over a row; " + ("; ".join(group["edges"]) or "all edges in registers"),
+            f"    tiles     {_many(tile['rows'], 'row')} x {_many(tile['points'], 'point')},"
+            f" {_many(tile['tasks'], 'task')}"
+            + (" that may run in parallel" if tile["parallel"] else " of one worker"),
+            f"    passes    {_passes(group)}",
             f"    memory    reads {_mib(group['bytes']['read'])}, writes {_mib(group['bytes']['written'])};"
             f" bound by {group['bound']}",
             f"    time      predicted {_us(group['predicted_s'])}, measured {_us(group['measured_s'])},"
@@ -385,7 +389,7 @@ def lines(explanation: dict[str, Any], title: str) -> list[str]:
     for one in explanation["chosen"]:
         routes = ", ".join(f"{way} in {calls} call{'' if calls == 1 else 's'}" for way, calls in one["taken"].items())
         routes = routes or "whole: nothing was left out yet"
-        out.append(f"  product by the {one['counts']} that are there: {one['product']} ({routes})")
+        out.append(f"  matmul by the {one['counts']} that are there: {one['product']} ({routes})")
         if one["predicted_s"]:
             times = ", ".join(f"{way} {_us(one['predicted_s'][way])}" for way in sorted(one["predicted_s"]))
             out.append(f"    why       {100 * one['share']:.0f} % were there; predicted of the last call: {times}")
@@ -393,17 +397,18 @@ def lines(explanation: dict[str, Any], title: str) -> list[str]:
     for one in explanation["stencils"]:
         state = "kept" if one["kept"] else f"given back to ATen{': ' + one['why'] if one['why'] else ''}"
         out += [
-            f"  stencil of {one['stages']} stages over {' x '.join(map(str, one['sizes']))} ({state})",
+            f"  stencil of {_many(one['stages'], 'stage')} over {' x '.join(map(str, one['sizes']))} ({state})",
             f"    tiles     {one['together']} stages together, {' x '.join(map(str, one['tile']))} points;"
             f" their rows take {_mib(one['ring_bytes'])} of {one['level']}",
-            f"    time      predicted {_us(one['predicted_s'])} (one by one {_us(one['alone_s'])}),"
+            f"    time      predicted {_us(one['predicted_s'])} (stage after stage {_us(one['alone_s'])}),"
             f" bound by {one['bound']}; measured {_us(one['measured_s'])}, ATen {_us(one['aten_s'])}",
         ]
     for n, call in enumerate(explanation["calls"]):
         state = "kept" if call["kept"] else "given back to Python" if call["called"] else "not called yet"
         out += [
-            f"  call {n} of C++: {len(call['steps'])} steps ({state})",
-            f"    memory    {_mib(call['arena_bytes'])} for what lies between, {_mib(call['unshared_bytes'])} in all",
+            f"  call {n} of C++: {_many(len(call['steps']), 'step')} ({state})",
+            f"    memory    one block of {_mib(call['arena_bytes'])} for intermediate tensors"
+            f" of {_mib(call['unshared_bytes'])}",
             f"    time      measured {_us(call['measured_s'])}, the same steps in Python {_us(call['python_s'])}",
             *_picture(call),
             *(_schedule(call["workers"]) if call["workers"] else []),
@@ -416,6 +421,17 @@ def lines(explanation: dict[str, Any], title: str) -> list[str]:
     return out
 
 
+def _passes(group: dict[str, Any]) -> str:
+    """Says how often a row is walked, and where what a later pass needs comes from."""
+    if not group["passes"]:
+        return "one number a row"
+    return f"{group['passes']} over a row; " + ("; ".join(group["edges"]) or "all edges in registers")
+
+
+def _many(count: int, what: str) -> str:
+    return f"{count} {what}{'' if count == 1 else 's'}"
+
+
 def _counted(calls: dict[str, int]) -> str:
     return ", ".join(f"{count} {name}" if count > 1 else name for name, count in calls.items())
 
@@ -425,4 +441,6 @@ def _mib(count: int) -> str:
 
 
 def _us(seconds: float | None) -> str:
-    return "not timed" if seconds is None else f"{seconds * 1e6:.0f} us"
+    if seconds is None:
+        return "not timed"
+    return f"{seconds * 1e6:.1f} us" if seconds < 10e-6 else f"{seconds * 1e6:.0f} us"

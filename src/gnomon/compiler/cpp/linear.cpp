@@ -14,7 +14,10 @@ constexpr bool TURNS = true;
 #endif
 constexpr bool FILLS = ROWS > 1;                       // whether the first block of rows may make a panel on its way
 constexpr int V = VECTORS;
-constexpr int64_t WIDE = V * VW, TURNED = 1 << 19;     // TURNED: bytes of weights that are turned at once, for L2
+constexpr int64_t WIDE = V * VW;
+#ifndef TURNED
+#define TURNED (1 << 19)                               // bytes of weights that are turned at once, for L2
+#endif
 
 // What all threads do: `all` is shared, `room` each thread's own.
 template <bool ALONG>

@@ -30,7 +30,7 @@ from gnomon.compiler.tiles import Tiling
 RESULT = Path(__file__).parents[1] / "results" / "compiler_tuner.md"
 SAME = 1.03
 HEAD = """Times of each choice over that of exhaustive search's, in rounds that nobody chose by. `blind`: the tuner
-without its model, from candidates in random order."""
+without its model, from candidates in random order. Where `slowest` is near 1 any choice is right."""
 SIZES = ((64, 256), (512, 1024), (2048, 256), (128, 4096), (4096, 64), (37, 777), (1024, 512))
 FUNCTIONS: dict[str, Callable[..., Any]] = {
     "softmax": lambda x, y: F.softmax(x, -1),
@@ -135,7 +135,7 @@ def main() -> None:
         lines.append(f"Same as exhaustive search, {kind}: {same} of {len(every)}, at most {max(every):.2f}{calls}.  ")
     print("\n".join(lines[-4:]))
     if options.write:
-        what = f"{date.today()}, `python benchmarks/compiler/tuner.py --rounds {options.rounds} --write`, one thread. "
+        what = f"{date.today()}, `python benchmarks/compiler/tuner.py --rounds {options.rounds} --write`, one thread."
         RESULT.write_text("\n".join(["# Measured tilings", "", what, HEAD, "", *lines, ""]), encoding="utf-8")
 
 

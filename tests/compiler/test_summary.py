@@ -51,3 +51,12 @@ def test_operations_that_no_kernel_knows_are_named(caplog: pytest.LogCaptureFixt
         fast(torch.randn(18))
     [said] = [record.getMessage() for record in caplog.records if record.name == "gnomon.compiler"]
     assert "; ATen's as before: sort;" in said and "view" not in said and "getitem" not in said
+
+
+def test_a_graph_without_a_kernel_is_said_too(caplog: pytest.LogCaptureFixture) -> None:
+    fast = torch.compile(lambda x: torch.sort(x)[0], backend="gnomon")
+    with caplog.at_level(logging.INFO, logger="gnomon.compiler"), torch.no_grad():
+        for _ in range(3):
+            fast(torch.randn(18))
+    [said] = [record.getMessage() for record in caplog.records if record.name == "gnomon.compiler"]
+    assert said.startswith("a graph: 0 groups") and "ATen's as before: sort;" in said

@@ -298,8 +298,8 @@ class CompiledGraph:
         self.calls = 0
         """Since the trials were over."""
         sources = "".join(planned.kernel.source for planned in self.program.groups)
-        self.again = 1 + zlib.crc32(sources.encode()) % SOON
-        """The call that compares once more: any, and the same one in each run of a program."""
+        self.again = 1 + zlib.crc32(sources.encode()) % SOON if sources else 0
+        """The call that compares once more: any, and the same one in each run of a program; 0 without groups: none."""
         self.function = write(self.program, self._on_trial)
         # `_on_trial` fills `trials` while the function is written, so only now is it known whether anything is to be
         # tried.
@@ -334,10 +334,10 @@ class CompiledGraph:
             if not self.final:
                 return self._first(args)
             self.calls += 1
-            if self.calls == self.again:
-                return self._compared(args)
             if self.calls == 1 and self.quiet:
                 self._say()
+            if self.calls == self.again:
+                return self._compared(args)
             return self.function(args)
 
         # AOTAutograd's mark of a function that takes its arguments as one list, which it empties.

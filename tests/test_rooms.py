@@ -25,9 +25,13 @@ ROOMS = tuple(
     "frontend compiler runtime serve cli".split()
 )
 FOLDERS = {
+    "compiler": tuple(
+        "machine build node tiles rules text tune graph tasks kernels stencil program dispatch backend explain saved "
+        "command".split()
+    ),
     "runtime": tuple(
         "data processes mesh watch parameters ops optim module step checkpoint calibrate launch checks".split()
-    )
+    ),
 }
 """Room -> its folders, in an order of their own: a file imports only from its own folder and from folders before it."""
 TORCH_ROOMS = frozenset({"frontend", "compiler", "runtime", "serve"})

@@ -18,7 +18,8 @@ from typing import Any
 
 import torch
 
-from gnomon.compiler import attention, backend
+from gnomon.compiler import backend
+from gnomon.compiler.kernels import attention
 
 SHAPES = (
     (2, 12, 128, 64, False),

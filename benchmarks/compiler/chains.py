@@ -23,8 +23,9 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from gnomon.compiler import backend, chains
-from gnomon.compiler.device import this_device
+from gnomon.compiler import backend
+from gnomon.compiler.kernels import chains
+from gnomon.compiler.tiles.device import this_device
 
 RESULT = Path(__file__).parents[1] / "results" / "compiler_chains.md"
 

@@ -26,7 +26,8 @@ from torch import Tensor, nn
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 from benchmarks.compiler.whole_models import models  # noqa: E402
-from gnomon.compiler import backend, convolutions, taps, winograd  # noqa: E402
+from gnomon.compiler import backend  # noqa: E402
+from gnomon.compiler.kernels import convolutions, taps, winograd  # noqa: E402
 
 SIZES = ((3, 64, 224, 7, 2), (64, 64, 56, 3, 1), (128, 128, 56, 3, 2), (128, 128, 28, 3, 1), (256, 256, 28, 3, 2),
          (256, 256, 14, 3, 1), (512, 512, 14, 3, 2), (512, 512, 7, 3, 1))  # fmt: skip

@@ -37,7 +37,8 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 from benchmarks.compiler.whole_models import Model, models  # noqa: E402
-from gnomon.compiler import backend, build, gate  # noqa: E402
+from gnomon.compiler import backend, build  # noqa: E402
+from gnomon.compiler.tune import gate  # noqa: E402
 
 COLUMNS = ("wall", "all", "shared", "own", "g++", "compared", "made inputs", "timed", "rest")
 """Seconds of a row, in the page's order."""

@@ -27,9 +27,9 @@ from typing import Any, TypeAlias
 import torch
 
 from gnomon.compiler.build import kernel_of
-from gnomon.compiler.device import this_device
-from gnomon.compiler.linear import LinearCall, LinearForm, linear, of_rows, source
-from gnomon.compiler.matmul_tile import MatmulTile, constructed, fits
+from gnomon.compiler.kernels.linear import LinearCall, LinearForm, linear, of_rows, source
+from gnomon.compiler.tiles.device import this_device
+from gnomon.compiler.tiles.matmul_tile import MatmulTile, constructed, fits
 
 RESULT = Path(__file__).parents[1] / "results" / "compiler_matmul_tiles.md"
 M, N, K = (16, 49, 64, 128, 196, 256, 512, 1000), (48, 96, 192, 256, 512, 768, 1000), (64, 96, 256, 384, 768)

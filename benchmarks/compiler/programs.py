@@ -38,7 +38,8 @@ from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map_only
 
-from gnomon.compiler import backend, gate
+from gnomon.compiler import backend
+from gnomon.compiler.tune import gate
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "tests"))
 

@@ -32,7 +32,7 @@ from torch import nn
 
 import gnomon.compiler.backend as ours
 from gnomon.compiler.build import libraries
-from gnomon.compiler.recurrent import size_key
+from gnomon.compiler.kernels.recurrent import size_key
 
 RESULT = Path(__file__).parents[1] / "results" / "compiler_recurrent.md"
 READ = """#include "vector.h"

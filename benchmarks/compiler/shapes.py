@@ -22,7 +22,8 @@ from typing import Any
 import torch
 from torch.nn import functional as F
 
-from gnomon.compiler import backend, gate
+from gnomon.compiler import backend
+from gnomon.compiler.tune import gate
 
 HIDDEN = 24
 NEAR = 2e-4

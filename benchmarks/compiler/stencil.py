@@ -25,10 +25,10 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "tests"))
 
 from compiler.stencils import gray_scott, jacobi, random_case, rolled, seen, sobel  # noqa: E402
 
-from gnomon.compiler.body import UnfitError  # noqa: E402
-from gnomon.compiler.device import described  # noqa: E402
 from gnomon.compiler.stencil import scratchpad  # noqa: E402
 from gnomon.compiler.stencil.call import StencilCall  # noqa: E402
+from gnomon.compiler.tiles.body import UnfitError  # noqa: E402
+from gnomon.compiler.tiles.device import described  # noqa: E402
 
 RESULT = Path(__file__).parents[1] / "results" / "compiler_stencil.md"
 SIZE = 4096

@@ -28,14 +28,14 @@ import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn import functional as F
 
-from gnomon.compiler import tiles
 from gnomon.compiler.build import libraries
 from gnomon.compiler.explain import moved_bytes
 from gnomon.compiler.machine import this_machine
 from gnomon.compiler.program import PlannedGroup, program
-from gnomon.compiler.sizes import product
-from gnomon.compiler.tile_cost import cost, rates
-from gnomon.compiler.tiles import Tiling, tiling
+from gnomon.compiler.tiles import tiling as tiles
+from gnomon.compiler.tiles.sizes import product
+from gnomon.compiler.tiles.tile_cost import cost, rates
+from gnomon.compiler.tiles.tiling import Tiling, tiling
 
 AGAIN = (0, 6, 100)
 UNROLL = (1, 2, 4, 8)

@@ -24,8 +24,9 @@ from typing import Any
 import torch
 from torch.nn import functional as F
 
-from gnomon.compiler import backend, tuner
-from gnomon.compiler.tiles import Tiling
+from gnomon.compiler import backend
+from gnomon.compiler.tiles.tiling import Tiling
+from gnomon.compiler.tune import tuner
 
 RESULT = Path(__file__).parents[1] / "results" / "compiler_tuner.md"
 SAME = 1.03

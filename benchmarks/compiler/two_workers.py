@@ -24,7 +24,8 @@ from torch import nn
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 from benchmarks.compiler.whole_models import NasnetCell  # noqa: E402
-from gnomon.compiler import backend, steps  # noqa: E402
+from gnomon.compiler import backend  # noqa: E402
+from gnomon.compiler.tasks import steps  # noqa: E402
 
 RESULT = Path(__file__).parents[1] / "results" / "compiler_two_workers.md"
 WARM = 6

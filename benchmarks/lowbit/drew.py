@@ -32,8 +32,8 @@ from preview import network
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from gnomon.compiler import linear
 from gnomon.compiler.build import kernel_of
+from gnomon.compiler.kernels import linear
 from gnomon.compiler.machine import this_machine
 
 RESULT = Path(__file__).parents[1] / "results" / "lowbit_drew.md"

@@ -22,7 +22,7 @@ import torch
 from kernels import measured
 from torch.nn import functional as F
 
-from gnomon.compiler import stored
+from gnomon.compiler.kernels import stored
 from gnomon.compiler.machine import this_machine
 from gnomon.storage.names import storage_of
 

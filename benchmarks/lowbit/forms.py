@@ -12,7 +12,7 @@ import random
 
 import torch
 
-from gnomon.compiler import lanes, stored
+from gnomon.compiler.kernels import lanes, stored
 from gnomon.compiler.machine import has_features
 from gnomon.storage.names import storage_of
 

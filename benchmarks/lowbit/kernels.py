@@ -34,7 +34,7 @@ import numpy as np
 import torch
 from torch.nn import functional as F
 
-from gnomon.compiler import stored
+from gnomon.compiler.kernels import stored
 from gnomon.compiler.machine import SETS, this_machine
 from gnomon.storage.names import storage_of
 

@@ -25,8 +25,8 @@ import torch
 from safetensors.torch import save_file
 
 from gnomon.compiler.machine import this_machine
-from gnomon.compiler.tile_cost import Rates
-from gnomon.compiler.tile_cost import measure_rates as measured_rates
+from gnomon.compiler.tiles.tile_cost import Rates
+from gnomon.compiler.tiles.tile_cost import measure_rates as measured_rates
 from gnomon.formats.huggingface.known import layout
 from gnomon.runtime.checkpoint.compress import compress, predicted_tokens_per_s
 from gnomon.runtime.checkpoint.pretrained import model_of

@@ -29,9 +29,9 @@ import torch
 from kernels import BYTES_PER_S, OPS_PER_S, Portions, measured, portion
 from torch.nn import functional as F
 
-from gnomon.compiler import stored, stored_choice, stored_sparse
+from gnomon.compiler.kernels import stored, stored_choice, stored_sparse
 from gnomon.compiler.machine import this_machine
-from gnomon.compiler.tile_cost import rates
+from gnomon.compiler.tiles.tile_cost import rates
 from gnomon.storage.names import storage_of
 from gnomon.storage.sparse import Sparse
 from gnomon.storage.unstructured import Unstructured

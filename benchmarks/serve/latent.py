@@ -18,7 +18,7 @@ from pathlib import Path
 
 import torch
 
-from gnomon.compiler import stored
+from gnomon.compiler.kernels import stored
 from gnomon.compiler.machine import this_machine
 from gnomon.runtime.ops.paged import Visibility
 from gnomon.serve.latent import LatentPages

@@ -18,7 +18,8 @@ def kernels(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(autouse=True)
 def untimed(kernels: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    from gnomon.compiler import build, gate
+    from gnomon.compiler import build
+    from gnomon.compiler.tune import gate
 
     monkeypatch.setenv("GNOMON_CACHE", str(kernels))
     if not build.has_compiler():

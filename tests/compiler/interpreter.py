@@ -15,8 +15,8 @@ from typing import Any
 import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from gnomon.compiler.body import HELD, REDUCTIONS, Body, UnfitError
-from gnomon.compiler.groups import lower
+from gnomon.compiler.graph.groups import lower
+from gnomon.compiler.tiles.body import HELD, REDUCTIONS, Body, UnfitError
 
 KINDS = {"F": torch.float32, "D": torch.float64, "L": torch.int64, "B": torch.bool}
 MEANS: dict[str, Callable[..., torch.Tensor]] = {

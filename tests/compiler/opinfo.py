@@ -24,10 +24,10 @@ import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
-from gnomon.compiler import gate
 from gnomon.compiler.backend import CompiledGraph
-from gnomon.compiler.gate import different
 from gnomon.compiler.rules import RULES
+from gnomon.compiler.tune import gate
+from gnomon.compiler.tune.gate import different
 
 COUNTED = ("samples", "by kernels", "not compiled", "called wrong", "unlike eager", "errors")
 Function = Callable[..., tuple[torch.Tensor, ...]]

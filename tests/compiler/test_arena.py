@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gnomon.compiler.arena import LINE, Buffer, offsets
+from gnomon.compiler.tasks.arena import LINE, Buffer, offsets
 
 buffer = st.builds(
     lambda size, first, lives: Buffer(size_bytes=size, first=first, last=first + lives),

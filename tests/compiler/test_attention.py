@@ -14,9 +14,10 @@ from hypothesis import strategies as st  # noqa: E402
 from torch import nn  # noqa: E402
 from torch.nn import functional as F  # noqa: E402
 
-from gnomon.compiler import attention, backend  # noqa: E402
+from gnomon.compiler import backend  # noqa: E402
 from gnomon.compiler.build import has_compiler  # noqa: E402
-from gnomon.compiler.gate import alike, wrong_on_made  # noqa: E402
+from gnomon.compiler.kernels import attention  # noqa: E402
+from gnomon.compiler.tune.gate import alike, wrong_on_made  # noqa: E402
 
 FURTHER = 1.5
 """Times ATen's own distance from doubles that a result may be away from them, and a rounding beside it."""

@@ -10,10 +10,11 @@ import pytest
 torch = pytest.importorskip("torch")
 from torch import nn  # noqa: E402
 
-from gnomon.compiler import backend, chains, linear, linears  # noqa: E402
-from gnomon.compiler.device import described  # noqa: E402
+from gnomon.compiler import backend  # noqa: E402
 from gnomon.compiler.explain import explained, lines  # noqa: E402
-from gnomon.compiler.matmul_tile import MatmulTile, candidates, constructed, fits, grown, predicted_s  # noqa: E402
+from gnomon.compiler.kernels import chains, linear, linears  # noqa: E402
+from gnomon.compiler.tiles.device import described  # noqa: E402
+from gnomon.compiler.tiles.matmul_tile import MatmulTile, candidates, constructed, fits, grown, predicted_s  # noqa: E402
 
 pytestmark = pytest.mark.torch
 

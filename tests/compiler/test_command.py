@@ -10,8 +10,8 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from gnomon.cli import main  # noqa: E402
-from gnomon.compiler import live  # noqa: E402
 from gnomon.compiler.command import compiled  # noqa: E402
+from gnomon.compiler.kernels import live  # noqa: E402
 from gnomon.errors import InputError  # noqa: E402
 
 pytestmark = pytest.mark.torch

@@ -13,10 +13,11 @@ from hypothesis import given, settings  # noqa: E402
 from hypothesis import strategies as st  # noqa: E402
 from torch import nn  # noqa: E402
 
-from gnomon.compiler import backend, convolutions  # noqa: E402
+from gnomon.compiler import backend  # noqa: E402
 from gnomon.compiler.build import has_compiler  # noqa: E402
 from gnomon.compiler.explain import explained  # noqa: E402
-from gnomon.compiler.products import dtypes  # noqa: E402
+from gnomon.compiler.kernels import convolutions  # noqa: E402
+from gnomon.compiler.kernels.products import dtypes  # noqa: E402
 
 pytestmark = [
     pytest.mark.torch,

@@ -6,7 +6,8 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from gnomon.compiler import backend, mersenne  # noqa: E402
+from gnomon.compiler import backend  # noqa: E402
+from gnomon.compiler.kernels import mersenne  # noqa: E402
 
 pytestmark = pytest.mark.torch
 F = torch.nn.functional

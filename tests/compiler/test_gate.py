@@ -9,7 +9,7 @@ import pytest
 torch = pytest.importorskip("torch")
 from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 
-from gnomon.compiler import gate  # noqa: E402
+from gnomon.compiler.tune import gate  # noqa: E402
 
 pytestmark = pytest.mark.torch
 

@@ -14,9 +14,11 @@ from hypothesis import strategies as st  # noqa: E402
 from torch import nn  # noqa: E402
 from torch.nn import functional as F  # noqa: E402
 
-from gnomon.compiler import backend, forms, gathered, live, products  # noqa: E402
+from gnomon.compiler import backend  # noqa: E402
 from gnomon.compiler.build import has_compiler  # noqa: E402
 from gnomon.compiler.explain import explained, lines  # noqa: E402
+from gnomon.compiler.kernels import gathered, live, products  # noqa: E402
+from gnomon.compiler.tune import forms  # noqa: E402
 from gnomon.errors import InputError  # noqa: E402
 
 pytestmark = [

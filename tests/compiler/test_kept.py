@@ -17,8 +17,8 @@ from torch.nn import functional as F  # noqa: E402
 from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 from torch.utils.checkpoint import CheckpointPolicy  # noqa: E402
 
-from gnomon.compiler import kept  # noqa: E402
 from gnomon.compiler.backend import partition  # noqa: E402
+from gnomon.compiler.graph import kept  # noqa: E402
 from gnomon.compiler.machine import this_machine  # noqa: E402
 from gnomon.compiler.rules import RULES  # noqa: E402
 from gnomon.compiler.rules.pointwise import FORMULAS  # noqa: E402

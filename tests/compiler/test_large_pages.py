@@ -6,8 +6,8 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
 
-from gnomon.compiler import large_pages, stored  # noqa: E402
-from gnomon.compiler.large_pages import LargePages  # noqa: E402
+from gnomon.compiler.kernels import large_pages, stored  # noqa: E402
+from gnomon.compiler.kernels.large_pages import LargePages  # noqa: E402
 from gnomon.storage.names import storage_of  # noqa: E402
 
 pytestmark = pytest.mark.torch

@@ -12,8 +12,9 @@ torch = pytest.importorskip("torch", reason="torch is not installed: the compile
 
 from torch._higher_order_ops import scan, while_loop  # noqa: E402
 
-from gnomon.compiler import backend, steps  # noqa: E402
+from gnomon.compiler import backend  # noqa: E402
 from gnomon.compiler.build import has_compiler  # noqa: E402
+from gnomon.compiler.tasks import steps  # noqa: E402
 
 pytestmark = [
     pytest.mark.torch,

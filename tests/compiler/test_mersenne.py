@@ -16,7 +16,8 @@ from hypothesis import example, given, settings  # noqa: E402
 from hypothesis import strategies as st  # noqa: E402
 from torch.utils.checkpoint import checkpoint  # noqa: E402
 
-from gnomon.compiler import backend, build, machine, mersenne, saved  # noqa: E402
+from gnomon.compiler import backend, build, machine, saved  # noqa: E402
+from gnomon.compiler.kernels import mersenne  # noqa: E402
 
 pytestmark = [
     pytest.mark.torch,

@@ -8,9 +8,10 @@ torch = pytest.importorskip("torch", reason="torch is not installed: the compile
 
 from torch import nn  # noqa: E402
 
-from gnomon.compiler import backend, pixels_backward  # noqa: E402
+from gnomon.compiler import backend  # noqa: E402
 from gnomon.compiler.build import has_compiler  # noqa: E402
-from gnomon.compiler.gate import wrong_on_made  # noqa: E402
+from gnomon.compiler.kernels import pixels_backward  # noqa: E402
+from gnomon.compiler.tune.gate import wrong_on_made  # noqa: E402
 
 pytestmark = [
     pytest.mark.torch,

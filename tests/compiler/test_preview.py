@@ -11,10 +11,11 @@ torch = pytest.importorskip("torch")
 from torch import nn  # noqa: E402
 from torch.nn import functional as F  # noqa: E402
 
-from gnomon.compiler import backend, preview  # noqa: E402
+from gnomon.compiler import backend  # noqa: E402
 from gnomon.compiler.build import has_compiler  # noqa: E402
-from gnomon.compiler.convolutions import Convolution  # noqa: E402
 from gnomon.compiler.explain import explained, lines  # noqa: E402
+from gnomon.compiler.kernels import preview  # noqa: E402
+from gnomon.compiler.kernels.convolutions import Convolution  # noqa: E402
 from gnomon.compiler.machine import has_features  # noqa: E402
 from gnomon.errors import InputError  # noqa: E402
 

@@ -14,10 +14,12 @@ torch = pytest.importorskip("torch")
 from hypothesis import given, settings  # noqa: E402
 from hypothesis import strategies as st  # noqa: E402
 
-from gnomon.compiler import backend, gate, linear, products  # noqa: E402
+from gnomon.compiler import backend  # noqa: E402
 from gnomon.compiler.build import has_compiler  # noqa: E402
+from gnomon.compiler.kernels import linear, products  # noqa: E402
 from gnomon.compiler.machine import this_machine  # noqa: E402
-from gnomon.compiler.matmul_tile import MatmulTile  # noqa: E402
+from gnomon.compiler.tiles.matmul_tile import MatmulTile  # noqa: E402
+from gnomon.compiler.tune import gate  # noqa: E402
 
 pytestmark = [
     pytest.mark.torch,

@@ -11,8 +11,9 @@ import pytest
 torch = pytest.importorskip("torch")
 from torch import nn  # noqa: E402
 
-from gnomon.compiler import backend, lanes, quantized, stored  # noqa: E402
+from gnomon.compiler import backend  # noqa: E402
 from gnomon.compiler.build import has_compiler  # noqa: E402
+from gnomon.compiler.kernels import lanes, quantized, stored  # noqa: E402
 from gnomon.compiler.machine import has_features  # noqa: E402
 from gnomon.compiler.saved import save  # noqa: E402
 from gnomon.errors import CaptureError  # noqa: E402

@@ -14,8 +14,8 @@ from hypothesis import strategies as st  # noqa: E402
 from gnomon.compiler import backend  # noqa: E402
 from gnomon.compiler.build import has_compiler  # noqa: E402
 from gnomon.compiler.explain import explained, lines  # noqa: E402
-from gnomon.compiler.gate import alike  # noqa: E402
-from gnomon.compiler.recurrent import Layers, Recurrent  # noqa: E402
+from gnomon.compiler.kernels.recurrent import Layers, Recurrent  # noqa: E402
+from gnomon.compiler.tune.gate import alike  # noqa: E402
 
 pytestmark = [
     pytest.mark.torch,

@@ -14,11 +14,12 @@ torch = pytest.importorskip("torch", reason="torch is not installed: the compile
 from hypothesis import given, settings  # noqa: E402
 from hypothesis import strategies as st  # noqa: E402
 
-from gnomon.compiler import backend, recurrent_training  # noqa: E402
+from gnomon.compiler import backend  # noqa: E402
 from gnomon.compiler.build import has_compiler  # noqa: E402
 from gnomon.compiler.explain import explained, lines  # noqa: E402
-from gnomon.compiler.recurrent import Layers, Recurrent  # noqa: E402
-from gnomon.compiler.recurrent_training import Learner, gradients, seeds  # noqa: E402
+from gnomon.compiler.kernels import recurrent_training  # noqa: E402
+from gnomon.compiler.kernels.recurrent import Layers, Recurrent  # noqa: E402
+from gnomon.compiler.kernels.recurrent_training import Learner, gradients, seeds  # noqa: E402
 
 pytestmark = [
     pytest.mark.torch,
@@ -209,7 +210,7 @@ def test_last_states_first_states_and_frozen_weights(name: str, dtype: Any) -> N
 def test_what_is_slower_is_given_back_with_the_gradients_of_eager(
     name: str, rows_first: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from gnomon.compiler import gate
+    from gnomon.compiler.tune import gate
 
     monkeypatch.setattr(gate, "SLOWER", 0.0)
     module = MODULES[name](6, 9, 2, batch_first=rows_first, bidirectional=True)

@@ -17,7 +17,8 @@ from torch.nn import functional as F  # noqa: E402
 
 import gnomon  # noqa: E402
 from gnomon import trust  # noqa: E402
-from gnomon.compiler import build, columns, saved  # noqa: E402
+from gnomon.compiler import build, saved  # noqa: E402
+from gnomon.compiler.kernels import columns  # noqa: E402
 from gnomon.errors import CaptureError, InputError  # noqa: E402
 
 pytestmark = pytest.mark.torch

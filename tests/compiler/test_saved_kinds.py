@@ -15,7 +15,9 @@ from torch._higher_order_ops.scan import scan  # noqa: E402
 from torch.nn import functional as F  # noqa: E402
 
 import gnomon  # noqa: E402
-from gnomon.compiler import attention, build, chains, convolutions, linear, steps, taps, thin, winograd  # noqa: E402
+from gnomon.compiler import build  # noqa: E402
+from gnomon.compiler.kernels import attention, chains, convolutions, linear, taps, thin, winograd  # noqa: E402
+from gnomon.compiler.tasks import steps  # noqa: E402
 
 pytestmark = [pytest.mark.torch, pytest.mark.usefixtures("fresh")]
 

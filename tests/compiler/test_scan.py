@@ -12,9 +12,10 @@ from hypothesis import given, settings  # noqa: E402
 from hypothesis import strategies as st  # noqa: E402
 from torch._higher_order_ops.associative_scan import associative_scan  # noqa: E402
 
-from gnomon.compiler import backend, scan  # noqa: E402
+from gnomon.compiler import backend  # noqa: E402
 from gnomon.compiler.build import has_compiler  # noqa: E402
 from gnomon.compiler.explain import explained, lines  # noqa: E402
+from gnomon.compiler.kernels import scan  # noqa: E402
 
 pytestmark = [
     pytest.mark.torch,

@@ -13,9 +13,9 @@ from hypothesis import strategies as st  # noqa: E402
 from torch.fx.experimental.proxy_tensor import make_fx  # noqa: E402
 from torch.nn import functional as F  # noqa: E402
 
-from gnomon.compiler.groups import Group, rebuilt  # noqa: E402
+from gnomon.compiler.graph.groups import Group, rebuilt  # noqa: E402
+from gnomon.compiler.graph.siblings import join_siblings  # noqa: E402
 from gnomon.compiler.program import PlannedGroup, _asked, _loops  # noqa: E402
-from gnomon.compiler.siblings import join_siblings  # noqa: E402
 
 pytestmark = pytest.mark.torch
 Tensors = tuple[torch.Tensor, ...]

@@ -16,9 +16,7 @@ torch = pytest.importorskip("torch")
 from compiler.stencils import cases, jacobi, random_case, seen  # noqa: E402
 
 from gnomon.cli import main  # noqa: E402
-from gnomon.compiler import backend, device  # noqa: E402
-from gnomon.compiler.body import UnfitError  # noqa: E402
-from gnomon.compiler.device import described  # noqa: E402
+from gnomon.compiler import backend  # noqa: E402
 from gnomon.compiler.explain import explained, lines  # noqa: E402
 from gnomon.compiler.stencil import call as stencil_call  # noqa: E402
 from gnomon.compiler.stencil import cpp_rows, scratchpad  # noqa: E402
@@ -26,6 +24,9 @@ from gnomon.compiler.stencil.box import box_of, pays  # noqa: E402
 from gnomon.compiler.stencil.call import StencilCall  # noqa: E402
 from gnomon.compiler.stencil.lags import parts, pipeline  # noqa: E402
 from gnomon.compiler.stencil.tile import tiled  # noqa: E402
+from gnomon.compiler.tiles import device  # noqa: E402
+from gnomon.compiler.tiles.body import UnfitError  # noqa: E402
+from gnomon.compiler.tiles.device import described  # noqa: E402
 from gnomon.errors import InputError  # noqa: E402
 
 pytestmark = pytest.mark.torch

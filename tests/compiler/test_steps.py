@@ -14,8 +14,10 @@ torch = pytest.importorskip("torch")
 from torch import nn  # noqa: E402
 from torch.nn import functional as F  # noqa: E402
 
-from gnomon.compiler import backend, gate, steps  # noqa: E402
+from gnomon.compiler import backend  # noqa: E402
 from gnomon.compiler.build import has_compiler  # noqa: E402
+from gnomon.compiler.tasks import steps  # noqa: E402
+from gnomon.compiler.tune import gate  # noqa: E402
 
 pytestmark = [
     pytest.mark.torch,

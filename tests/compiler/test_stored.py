@@ -7,7 +7,8 @@ from dataclasses import replace
 import pytest
 
 torch = pytest.importorskip("torch")
-from gnomon.compiler import lanes, machine, stored  # noqa: E402
+from gnomon.compiler import machine  # noqa: E402
+from gnomon.compiler.kernels import lanes, stored  # noqa: E402
 from gnomon.compiler.machine import has_features  # noqa: E402
 from gnomon.errors import InputError  # noqa: E402
 from gnomon.storage.dense import Dense  # noqa: E402

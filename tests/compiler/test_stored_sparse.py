@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch")
-from gnomon.compiler import stored, stored_choice, stored_sparse  # noqa: E402
-from gnomon.compiler.lanes import SETS  # noqa: E402
+from gnomon.compiler.kernels import stored, stored_choice, stored_sparse  # noqa: E402
+from gnomon.compiler.kernels.lanes import SETS  # noqa: E402
 from gnomon.compiler.machine import Machine, this_machine  # noqa: E402
-from gnomon.compiler.tile_cost import Rates  # noqa: E402
+from gnomon.compiler.tiles.tile_cost import Rates  # noqa: E402
 from gnomon.storage.n_of_m import NM  # noqa: E402
 from gnomon.storage.names import storage_of  # noqa: E402
 from gnomon.storage.sparse import Sparse  # noqa: E402

@@ -9,7 +9,8 @@ import pytest
 torch = pytest.importorskip("torch")
 from torch import nn  # noqa: E402
 
-from gnomon.compiler import backend, gate  # noqa: E402
+from gnomon.compiler import backend  # noqa: E402
+from gnomon.compiler.tune import gate  # noqa: E402
 
 pytestmark = [pytest.mark.torch, pytest.mark.usefixtures("fresh")]
 

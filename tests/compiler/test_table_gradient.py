@@ -11,8 +11,9 @@ torch = pytest.importorskip("torch", reason="torch is not installed: the compile
 from hypothesis import given, settings  # noqa: E402
 from hypothesis import strategies as st  # noqa: E402
 
-from gnomon.compiler import backend, table_gradient  # noqa: E402
+from gnomon.compiler import backend  # noqa: E402
 from gnomon.compiler.build import has_compiler  # noqa: E402
+from gnomon.compiler.kernels import table_gradient  # noqa: E402
 
 pytestmark = [
     pytest.mark.torch,

@@ -10,7 +10,7 @@ torch = pytest.importorskip("torch")
 from hypothesis import given, settings  # noqa: E402
 from hypothesis import strategies as st  # noqa: E402
 
-from gnomon.compiler import thin  # noqa: E402
+from gnomon.compiler.kernels import thin  # noqa: E402
 
 pytestmark = pytest.mark.torch
 

@@ -13,8 +13,8 @@ from torch.fx.experimental.proxy_tensor import make_fx  # noqa: E402
 
 from gnomon.compiler.machine import SETS, Machine  # noqa: E402
 from gnomon.compiler.program import program  # noqa: E402
-from gnomon.compiler.tile_cost import Cost, Rates, cost  # noqa: E402
-from gnomon.compiler.tiles import Nest, Tiling, by_memory, bytes_of_point, moved_of_point, tiling  # noqa: E402
+from gnomon.compiler.tiles.tile_cost import Cost, Rates, cost  # noqa: E402
+from gnomon.compiler.tiles.tiling import Nest, Tiling, by_memory, bytes_of_point, moved_of_point, tiling  # noqa: E402
 
 pytestmark = pytest.mark.torch
 
@@ -67,9 +67,9 @@ def test_each_task_of_column_sums_leaves_a_partial_row() -> None:
 
 def test_a_chain_of_additions_is_hidden_by_sums_beside_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
     nest = nest_of(lambda a: (a * a).sum(-1), (512, 1024))
-    monkeypatch.setattr("gnomon.compiler.tiles.unroll", lambda nest, step: 1)
+    monkeypatch.setattr("gnomon.compiler.tiles.tiling.unroll", lambda nest, step: 1)
     chained = of(nest, rows=512, points=1024, chunk=16, tile=1024).compute_s
-    monkeypatch.setattr("gnomon.compiler.tiles.unroll", lambda nest, step: 4)
+    monkeypatch.setattr("gnomon.compiler.tiles.tiling.unroll", lambda nest, step: 4)
     hidden = of(nest, rows=512, points=1024, chunk=16, tile=1024).compute_s
     assert 512 * 128 * AT.addition_s <= chained
     assert hidden < 0.7 * chained
@@ -79,7 +79,7 @@ def test_a_running_maximum_waits_as_long_as_a_maximum_takes(monkeypatch: pytest.
     nest = nest_of(*SOFTMAX)
     slow, fast = replace(AT, peak_s=4e-9), replace(AT, peak_s=1e-10)
     for beside in (1, 2):
-        monkeypatch.setattr("gnomon.compiler.tiles.unroll", lambda nest, step, beside=beside: beside)
+        monkeypatch.setattr("gnomon.compiler.tiles.tiling.unroll", lambda nest, step, beside=beside: beside)
         costs = [of(nest, rows=512, points=1024, chunk=16, tile=1024, at=at).compute_s for at in (slow, fast)]
         assert 512 * 128 * (4e-9 / beside - 1e-9) < costs[0] - costs[1] <= 512 * 128 * 4e-9 / beside
 
@@ -127,7 +127,7 @@ def test_a_value_is_kept_where_a_store_is_less_than_computing_it_again(
     }
     found = []
     for again in (0, 100):
-        monkeypatch.setattr("gnomon.compiler.tiles.RECOMPUTE", again)
+        monkeypatch.setattr("gnomon.compiler.tiles.tiling.RECOMPUTE", again)
         found.append(of(nest_of(*functions[name]), rows=512, points=1024, chunk=16, tile=1024).compute_s)
     assert (found[0] < found[1]) is kept
 

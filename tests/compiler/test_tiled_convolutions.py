@@ -14,11 +14,12 @@ from hypothesis import given, settings  # noqa: E402
 from hypothesis import strategies as st  # noqa: E402
 from torch import nn  # noqa: E402
 
-from gnomon.compiler import backend, convolutions, depthwise, taps, winograd  # noqa: E402
+from gnomon.compiler import backend  # noqa: E402
 from gnomon.compiler.build import has_compiler  # noqa: E402
 from gnomon.compiler.explain import explained  # noqa: E402
-from gnomon.compiler.gate import Trial  # noqa: E402
+from gnomon.compiler.kernels import convolutions, depthwise, taps, winograd  # noqa: E402
 from gnomon.compiler.machine import SETS  # noqa: E402
+from gnomon.compiler.tune.gate import Trial  # noqa: E402
 
 pytestmark = [
     pytest.mark.torch,

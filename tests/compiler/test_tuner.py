@@ -10,8 +10,9 @@ import pytest
 torch = pytest.importorskip("torch")
 from torch.nn import functional as F  # noqa: E402
 
-from gnomon.compiler import backend, tuned, tuner  # noqa: E402
-from gnomon.compiler.tiles import Tiling  # noqa: E402
+from gnomon.compiler import backend  # noqa: E402
+from gnomon.compiler.tiles.tiling import Tiling  # noqa: E402
+from gnomon.compiler.tune import tuned, tuner  # noqa: E402
 
 pytestmark = [pytest.mark.torch, pytest.mark.usefixtures("fresh")]
 

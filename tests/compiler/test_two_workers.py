@@ -18,9 +18,11 @@ import pytest
 torch = pytest.importorskip("torch")
 from torch import nn  # noqa: E402
 
-from gnomon.compiler import backend, gate, schedule, steps  # noqa: E402
-from gnomon.compiler.build import HEADERS, has_compiler  # noqa: E402
-from gnomon.compiler.schedule import StepCost, StepSchedule  # noqa: E402
+from gnomon.compiler import backend  # noqa: E402
+from gnomon.compiler.build import CPP, has_compiler  # noqa: E402
+from gnomon.compiler.tasks import schedule, steps  # noqa: E402
+from gnomon.compiler.tasks.schedule import StepCost, StepSchedule  # noqa: E402
+from gnomon.compiler.tune import gate  # noqa: E402
 
 pytestmark = [
     pytest.mark.torch,
@@ -240,7 +242,7 @@ def test_a_process_that_was_forked_has_its_own_worker(two: Any) -> None:
 def test_no_race_under_the_thread_sanitizer(tmp_path: Path) -> None:
     compiler, program = shutil.which(os.environ.get("CXX", "g++")), tmp_path / "two_workers"
     source = Path(__file__).with_name("two_workers.cpp")
-    words = [str(compiler), "-std=c++17", "-O1", "-g", "-fsanitize=thread", "-fopenmp", f"-I{HEADERS}", str(source)]
+    words = [str(compiler), "-std=c++17", "-O1", "-g", "-fsanitize=thread", "-fopenmp", f"-I{CPP}", str(source)]
     if compiler is None or subprocess.run([*words, "-o", str(program)], capture_output=True).returncode:
         pytest.skip("this compiler has no thread sanitizer")
     # another sanitizer may be loaded into this process, and two do not go together

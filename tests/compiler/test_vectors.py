@@ -9,7 +9,7 @@ import pytest
 torch = pytest.importorskip("torch")
 from compiler.traced import compiled, run, same  # noqa: E402
 
-from gnomon.compiler.tiles import tiling  # noqa: E402
+from gnomon.compiler.tiles.tiling import tiling  # noqa: E402
 
 aten = torch.ops.aten
 pytestmark = pytest.mark.torch
@@ -54,7 +54,7 @@ def test_results_past_the_caches_and_scratch_anywhere_in_a_page_are_the_same(
 ) -> None:
     """Arrays begin at several places of a page, rows on a vector's boundary and beside it."""
     torch.manual_seed(0)
-    monkeypatch.setattr("gnomon.compiler.tuned.tiling", lambda *given: replace(tiling(*given), past=True))
+    monkeypatch.setattr("gnomon.compiler.tune.tuned.tiling", lambda *given: replace(tiling(*given), past=True))
     for columns in (96, 97):
         x = torch.randn(begin + 40 * columns).to(dtype)[begin:].view(40, columns)
         wanted = torch.softmax(x, -1)

@@ -12,7 +12,7 @@ torch = pytest.importorskip("torch")
 from compiler.traced import compiled, run  # noqa: E402
 from torch.nn import functional as F  # noqa: E402
 
-from gnomon.compiler import gate  # noqa: E402
+from gnomon.compiler.tune import gate  # noqa: E402
 
 aten = torch.ops.aten
 pytestmark = pytest.mark.torch

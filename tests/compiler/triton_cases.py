@@ -15,10 +15,13 @@ import torch  # noqa: E402
 from compiler.stencils import cases, seen  # noqa: E402
 from torch.nn import functional as F  # noqa: E402
 
-from gnomon.compiler import gate, program, stored_triton, triton_launch  # noqa: E402
-from gnomon.compiler.device import described  # noqa: E402
+from gnomon.compiler import program  # noqa: E402
+from gnomon.compiler.kernels import stored_triton  # noqa: E402
 from gnomon.compiler.stencil import call, triton_rows  # noqa: E402
-from gnomon.compiler.triton_text import TritonKernel, triton_kernel  # noqa: E402
+from gnomon.compiler.text import triton_launch  # noqa: E402
+from gnomon.compiler.text.triton_text import TritonKernel, triton_kernel  # noqa: E402
+from gnomon.compiler.tiles.device import described  # noqa: E402
+from gnomon.compiler.tune import gate  # noqa: E402
 from gnomon.errors import InputError  # noqa: E402
 from gnomon.storage.names import storage_of  # noqa: E402
 

@@ -11,7 +11,7 @@ pytest.importorskip("transformers", reason="transformers, which writes the folde
 
 from serve.against_generate import config_of, greedy, served  # noqa: E402
 
-from gnomon.compiler import stored  # noqa: E402
+from gnomon.compiler.kernels import stored  # noqa: E402
 from gnomon.errors import InputError  # noqa: E402
 from gnomon.runtime.checkpoint.compress import compress  # noqa: E402
 from gnomon.serve.engine import Engine  # noqa: E402

@@ -24,18 +24,17 @@ from torch._functorch._aot_autograd.utils import make_boxed_func
 from torch._functorch.partitioners import min_cut_rematerialization_partition
 from torch.utils._python_dispatch import _disable_current_modes
 
-from gnomon.compiler import (
+from gnomon.compiler import dispatch
+from gnomon.compiler.build import address_of, has_compiler, libraries
+from gnomon.compiler.graph import dropout, kept, log_softmax
+from gnomon.compiler.graph.mixed_norm import say_statistics
+from gnomon.compiler.graph.summary import summary
+from gnomon.compiler.kernels import (
     attention,
     columns,
     convolutions,
-    dispatch,
-    dropout,
     experts,
-    gate,
-    kept,
     linears,
-    log_softmax,
-    loops,
     mersenne,
     pairs,
     pairs_backward,
@@ -48,26 +47,23 @@ from gnomon.compiler import (
     recurrent_training,
     scan,
     scan_tracing,
-    steps,
     table_gradient,
     table_pairs,
-    tuner,
 )
-from gnomon.compiler.build import address_of, has_compiler, libraries
-from gnomon.compiler.chains import fuse as fuse_chains
-from gnomon.compiler.gate import Again, Trial
-from gnomon.compiler.live import fuse as fuse_live
-from gnomon.compiler.mixed_norm import say_statistics
-from gnomon.compiler.preview import fuse as preview_of_pools
+from gnomon.compiler.kernels.chains import fuse as fuse_chains
+from gnomon.compiler.kernels.live import fuse as fuse_live
+from gnomon.compiler.kernels.preview import fuse as preview_of_pools
+from gnomon.compiler.kernels.ragged import Ragged
 from gnomon.compiler.program import LINES, PlannedGroup, Program, Table, Writer, may_fail, program, write
-from gnomon.compiler.ragged import Ragged
 from gnomon.compiler.rules.views import say_views
 from gnomon.compiler.stencil import call as stencil_call
-from gnomon.compiler.steps import Run, join_runs
-from gnomon.compiler.summary import summary
-from gnomon.compiler.triton_launch import launchers
-from gnomon.compiler.triton_module import has_triton
-from gnomon.compiler.triton_text import TritonKernel
+from gnomon.compiler.tasks import loops, steps
+from gnomon.compiler.tasks.steps import Run, join_runs
+from gnomon.compiler.text.triton_launch import launchers
+from gnomon.compiler.text.triton_module import has_triton
+from gnomon.compiler.text.triton_text import TritonKernel
+from gnomon.compiler.tune import gate, tuner
+from gnomon.compiler.tune.gate import Again, Trial
 from gnomon.errors import InputError
 
 log = logging.getLogger("gnomon.compiler")

@@ -31,7 +31,8 @@ from gnomon.compiler.machine import InstructionSet, cxx, this_machine
 from gnomon.trust import Seal, new_seal, others_may_write, private_folder, seal_in, user_folder
 
 log = logging.getLogger("gnomon.compiler")
-HEADERS = Path(__file__).with_name("cpp")
+CPP = Path(__file__).with_name("cpp")
+"""The folder of the kernels' C++: sources, and the headers that they share."""
 FLAGS = (
     "-std=c++17",
     "-O2",
@@ -117,7 +118,7 @@ def has_compiler() -> bool:
 
 @cache
 def _headers() -> str:
-    return "".join(path.read_text(encoding="utf-8") for path in sorted(HEADERS.glob("*.h")))
+    return "".join(path.read_text(encoding="utf-8") for path in sorted(CPP.glob("*.h")))
 
 
 def asked_flags() -> list[str]:
@@ -156,7 +157,7 @@ def command(source: Path, target: Path, isa: InstructionSet, extra: Sequence[str
         *asked_flags(),
         *isa.flags,
         f'-DGNOMON_ISA="{isa.header}"',
-        f"-I{HEADERS}",
+        f"-I{CPP}",
         *extra,
         str(source),
         "-o",

@@ -14,8 +14,9 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_leaves
 
-from gnomon.compiler import backend, tuner
+from gnomon.compiler import backend
 from gnomon.compiler.explain import explained, lines
+from gnomon.compiler.tune import tuner
 from gnomon.errors import InputError
 
 ROUNDS, LEAST, SPEND_S = 50, 3, 1.0

@@ -12,7 +12,7 @@ from __future__ import annotations
 import logging
 from typing import Any
 
-from gnomon.compiler.recurrent_modules import backend_of
+from gnomon.compiler.kernels.recurrent_modules import backend_of
 
 log = logging.getLogger("gnomon.compiler")
 

@@ -15,22 +15,22 @@ from typing import Any
 import torch
 
 from gnomon.compiler.backend import CompiledGraph
-from gnomon.compiler.chains import Chain
-from gnomon.compiler.columns import Columns
-from gnomon.compiler.convolutions import Pixels, Tiled
-from gnomon.compiler.forms import Forms
-from gnomon.compiler.live import LiveMatmul
+from gnomon.compiler.kernels.chains import Chain
+from gnomon.compiler.kernels.columns import Columns
+from gnomon.compiler.kernels.convolutions import Pixels, Tiled
+from gnomon.compiler.kernels.live import LiveMatmul
+from gnomon.compiler.kernels.products import TriedMatmul
+from gnomon.compiler.kernels.ragged import Places, RaggedMatmul
+from gnomon.compiler.kernels.recurrent import Recurrent
 from gnomon.compiler.machine import Machine, this_machine
-from gnomon.compiler.products import TriedMatmul
 from gnomon.compiler.program import PlannedGroup, symbols_in
-from gnomon.compiler.ragged import Places, RaggedMatmul
-from gnomon.compiler.recurrent import Recurrent
-from gnomon.compiler.sizes import hint, product
 from gnomon.compiler.stencil.call import StencilCall
-from gnomon.compiler.steps import Run
-from gnomon.compiler.tile_cost import cost, rates
-from gnomon.compiler.tiles import Nest, Tiling, tiling
-from gnomon.compiler.tried import TriedKernel
+from gnomon.compiler.tasks.steps import Run
+from gnomon.compiler.tiles.sizes import hint, product
+from gnomon.compiler.tiles.tile_cost import cost, rates
+from gnomon.compiler.tiles.tiling import Nest, Tiling, tiling
+from gnomon.compiler.tune.forms import Forms
+from gnomon.compiler.tune.tried import TriedKernel
 
 PICTURE = 48
 """Columns of a picture of memory."""

@@ -18,20 +18,20 @@ from typing import Any
 
 import torch
 
-from gnomon.compiler.body import Body, UnfitError
 from gnomon.compiler.build import typed
-from gnomon.compiler.check import check_body, check_nest
-from gnomon.compiler.gate import Trial
-from gnomon.compiler.groups import Group, device_of, fake, groups, leaves, rebuilt, root, worth
-from gnomon.compiler.nest import Kernel, kernel
+from gnomon.compiler.graph.groups import Group, device_of, fake, groups, leaves, rebuilt, root, worth
+from gnomon.compiler.graph.siblings import join_siblings
 from gnomon.compiler.rules.views import VIEWS
-from gnomon.compiler.siblings import join_siblings
-from gnomon.compiler.sizes import Size, product, size_of, sizes_of, symbols, text
-from gnomon.compiler.steps import SOURCE, Run
-from gnomon.compiler.tiles import Nest, Output, nest, output
-from gnomon.compiler.triton_launch import SizeTable, symbol_names
-from gnomon.compiler.triton_text import TritonKernel, triton_kernel
-from gnomon.compiler.tuned import tiling_of
+from gnomon.compiler.tasks.steps import SOURCE, Run
+from gnomon.compiler.text.nest import Kernel, kernel
+from gnomon.compiler.text.triton_launch import SizeTable, symbol_names
+from gnomon.compiler.text.triton_text import TritonKernel, triton_kernel
+from gnomon.compiler.tiles.body import Body, UnfitError
+from gnomon.compiler.tiles.check import check_body, check_nest
+from gnomon.compiler.tiles.sizes import Size, product, size_of, sizes_of, symbols, text
+from gnomon.compiler.tiles.tiling import Nest, Output, nest, output
+from gnomon.compiler.tune.gate import Trial
+from gnomon.compiler.tune.tuned import tiling_of
 
 LINES = "    "
 PRINTERS: dict[str, Callable[[Nest], Kernel]] = {"cpu": kernel, "cuda": triton_kernel}

@@ -28,11 +28,13 @@ from torch.export import ExportedProgram
 from torch.export.graph_signature import ConstantArgument, InputKind, OutputKind
 from torch.utils import _pytree as pytree
 
-from gnomon.compiler import build, convolutions, mersenne, steps
+from gnomon.compiler import build
 from gnomon.compiler.backend import CompiledGraph
+from gnomon.compiler.kernels import convolutions, mersenne
 from gnomon.compiler.machine import this_machine
 from gnomon.compiler.program import as_declared
 from gnomon.compiler.rules.views import VIEWS
+from gnomon.compiler.tasks import steps
 from gnomon.errors import CaptureError, InputError
 from gnomon.trust import others_may_write
 

@@ -26,7 +26,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from gnomon.compiler.stored import AnyPacked
+from gnomon.compiler.kernels.stored import AnyPacked
 from gnomon.errors import InputError, RunError
 from gnomon.runtime.ops.routing import Routing, routing_of
 from gnomon.runtime.parameters.files import unnamed_file

@@ -22,8 +22,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from gnomon.compiler import stored
-from gnomon.compiler.stored import AnyPacked
+from gnomon.compiler.kernels import stored
+from gnomon.compiler.kernels.stored import AnyPacked
 from gnomon.errors import InputError, PlanError
 from gnomon.graph import Block, Graph, Layer, Op
 from gnomon.graph import Tensor as GraphTensor

@@ -22,8 +22,8 @@ import torch
 from torch import Tensor
 
 from gnomon.compiler.build import kernel_of
-from gnomon.compiler.stored import AnyPacked, PackedStored, function_of, stored_matmul
-from gnomon.compiler.tried import text_of
+from gnomon.compiler.kernels.stored import AnyPacked, PackedStored, function_of, stored_matmul
+from gnomon.compiler.tune.tried import text_of
 from gnomon.graph import Block, Layer, Op
 from gnomon.runtime.mesh.collectives import all_reduce
 from gnomon.runtime.module.crossings import reads, writes

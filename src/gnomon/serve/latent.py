@@ -25,11 +25,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gnomon.compiler import stored
 from gnomon.compiler.build import address_of, kernel_of
-from gnomon.compiler.stored import PackedStored
-from gnomon.compiler.stored_sparse import StoredMatmul
-from gnomon.compiler.tried import text_of
+from gnomon.compiler.kernels import stored
+from gnomon.compiler.kernels.stored import PackedStored
+from gnomon.compiler.kernels.stored_sparse import StoredMatmul
+from gnomon.compiler.tune.tried import text_of
 from gnomon.graph import Block, Op
 from gnomon.runtime.ops.paged import KERNELS, Visibility
 from gnomon.serve.adapters import Low

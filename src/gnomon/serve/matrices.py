@@ -18,11 +18,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional
 
-from gnomon.compiler import stored
 from gnomon.compiler.build import has_compiler
-from gnomon.compiler.large_pages import LargePages
+from gnomon.compiler.kernels import stored
+from gnomon.compiler.kernels.large_pages import LargePages
+from gnomon.compiler.kernels.stored import Activations, AnyPacked
 from gnomon.compiler.machine import this_machine
-from gnomon.compiler.stored import Activations, AnyPacked
 from gnomon.errors import InputError
 from gnomon.runtime.parameters.packed import Codes
 from gnomon.serve.streamed import Streams

@@ -22,7 +22,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from gnomon.compiler.stored import AnyPacked
+from gnomon.compiler.kernels.stored import AnyPacked
 from gnomon.errors import RunError
 from gnomon.runtime.parameters.files import unnamed_file
 from gnomon.serving.streaming import ROOMS, staying

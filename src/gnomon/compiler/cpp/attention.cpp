@@ -1,4 +1,4 @@
-// Attention: out = softmax(q k' scale + mask) v, and the logarithm of each row's sum (gnomon/compiler/attention.py).
+// Attention: out = softmax(q k' scale + mask) v, and the logarithm of each row's sum (gnomon/compiler/kernels/attention.py).
 // Of each head keys and values are laid out once. Then a block of queries meets a block of keys at a time; scores are
 // floats in cache, with the largest and the sum of each row so far, and probabilities are numbers of the tensors' type before they meet v.
 #include "vector.h"

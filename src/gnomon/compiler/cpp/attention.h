@@ -1,4 +1,4 @@
-// What attention's forward and backward share (gnomon/compiler/attention.py): products of small matrices, and the layouts
+// What attention's forward and backward share (gnomon/compiler/kernels/attention.py): products of small matrices, and the layouts
 // that they read. A word is 32 bits of a row or a column: a float, or two numbers of bfloat16, the first in the lower
 // half, which one instruction of AVX-512 BF16 multiplies and adds. Sums are floats.
 #pragma once

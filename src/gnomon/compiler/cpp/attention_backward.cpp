@@ -1,4 +1,4 @@
-// Gradients of attention (gnomon/compiler/attention.py), from its output and the logarithms of its rows' sums:
+// Gradients of attention (gnomon/compiler/kernels/attention.py), from its output and the logarithms of its rows' sums:
 // p = exp(q k' scale + mask - sums), dv = p' g, ds = p (g v' - rows of g out), dq = ds k scale, dk = ds' q scale. Scores
 // are made again block by block; p and ds are numbers of the tensors' type before they are multiplied, sums over blocks are floats.
 // ATen multiplies what a causal row does not see by probabilities of 0, so that what is not finite there makes NaN, and multiplies

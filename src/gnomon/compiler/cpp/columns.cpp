@@ -1,5 +1,5 @@
 // Embedding columns of a recommender, all in one call: numbers are made of raw features, looked up, pooled, and written
-// where the concatenation has them. A column is a row of int64 (gnomon/compiler/columns.py, `Column.row`), so the same
+// where the concatenation has them. A column is a row of int64 (gnomon/compiler/kernels/columns.py, `Column.row`), so the same
 // compiled text serves any number of columns. Sums of bags are floats; of a bfloat16 table they are rounded once.
 #include "vector.h"
 #include "memory.h"

@@ -1,4 +1,4 @@
-// A convolution of each channel by itself (gnomon/compiler/depthwise.py), of images that lie channels last:
+// A convolution of each channel by itself (gnomon/compiler/kernels/depthwise.py), of images that lie channels last:
 //     out[y, x, k] = after(bias[k] + sum over taps i, j of before(image[y * SH + i * DH - pad_h, x * SW + j * DW - pad_w, k]) w[i, j, k])
 // A vector is channels of one pixel. A tile is LINES x PIXELS outputs of one vector whose sums stay in registers: a line of the
 // image is read once for all of its sums, a column at a time, with the weights of a window's line in registers too. What lies

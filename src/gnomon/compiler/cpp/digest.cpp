@@ -1,4 +1,4 @@
-// Digests of several pieces of memory as one (gnomon/compiler/convolutions.py), a part of each by every thread.
+// Digests of several pieces of memory as one (gnomon/compiler/kernels/convolutions.py), a part of each by every thread.
 #include "vector.h"
 #include "digest.h"
 

@@ -1,4 +1,4 @@
-// Products of rows that are found at run time (gnomon/compiler/gathered.py): out[to[i], n] = after(sum over k of
+// Products of rows that are found at run time (gnomon/compiler/kernels/gathered.py): out[to[i], n] = after(sum over k of
 // x[from[i], k] w[g][n, k] + bias[g][n]), where row i is of group g. Rows are gathered by their places while they are copied
 // for the tiles, which a product does anyway, and results go to their places from the registers: nothing is converted. Groups
 // of few rows read their weights once, as they lie, k by k; of some more, weights are turned in registers, and of many, a panel of

@@ -1,4 +1,4 @@
-// A linear layer, or a convolution of one pixel (gnomon/compiler/linear.py): out[m, n] = after(sum over k of x[m, k] w[n, k]
+// A linear layer, or a convolution of one pixel (gnomon/compiler/kernels/linear.py): out[m, n] = after(sum over k of x[m, k] w[n, k]
 // + bias[n]), after: batch norm, a sum, ReLU, or what `Ended<0>` makes of each number. Weights are read as they lie: a panel of
 // VECTORS of them is turned in cache, so that a tile of TILE rows has its sums in registers along all k. Either side may also
 // lie turned, as in a layer's backward; with LIES only w. With NORMED, rows are normed as they are copied, so that no norm goes to memory; with

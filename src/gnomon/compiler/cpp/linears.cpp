@@ -1,4 +1,4 @@
-// STAGES linear layers behind each other as one kernel (gnomon/compiler/linears.py): a block of TILE rows goes through all of
+// STAGES linear layers behind each other as one kernel (gnomon/compiler/kernels/linears.py): a block of TILE rows goes through all of
 // them before the next begins, so that what lies between two layers stays in the first caches and never goes to memory. All
 // weights are turned into panels once a call, and stay in the second cache. WIDTHS: vectors of a panel of each layer, 1 where
 // it has few outputs. With NORMED, rows are normed as they are copied.

@@ -1,4 +1,4 @@
-// Products of rows of which most numbers are 0 (gnomon/compiler/live.py): out[r, n] = sum over the k of a list of x[r, k] w[k, n]
+// Products of rows of which most numbers are 0 (gnomon/compiler/kernels/live.py): out[r, n] = sum over the k of a list of x[r, k] w[k, n]
 // + bias[n]. Weights have the outputs of each k beside each other, so that a k that is 0 in all rows is not read at all; the
 // list says which comes next, and it is asked for some steps ahead.
 #include "vector.h"

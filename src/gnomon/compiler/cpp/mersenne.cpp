@@ -1,4 +1,4 @@
-// Numbers of PyTorch's generator on CPUs (gnomon/compiler/mersenne.py): MT19937, whose block of 624 words is made from the
+// Numbers of PyTorch's generator on CPUs (gnomon/compiler/kernels/mersenne.py): MT19937, whose block of 624 words is made from the
 // one before. Blocks lie behind each other here, so that every word follows from three earlier ones at fixed distances, whole
 // vectors are made at a time, and a number whose two words are of different blocks is no special case.
 // Source: Matsumoto and Nishimura, Mersenne Twister (1998), with the constants of MT19937.

@@ -1,4 +1,4 @@
-// Products of chosen pairs of vectors of samples that lie in memory (gnomon/compiler/pairs.py).
+// Products of chosen pairs of vectors of samples that lie in memory (gnomon/compiler/kernels/pairs.py).
 #include "pairs.h"
 
 // 1: an index is outside, or there is no memory, and nothing is written

@@ -1,4 +1,4 @@
-// The gradient of vectors of which pairs were multiplied (gnomon/compiler/pairs_backward.py): out[a] = sum over b of
+// The gradient of vectors of which pairs were multiplied (gnomon/compiler/kernels/pairs_backward.py): out[a] = sum over b of
 // G[a, b] right[b] + G[b, a] left[b], where G has each pair's gradient at its place and is never in memory as a whole.
 // Of bfloat16 a sample's vectors are made floats in cache first, and a sum is rounded once.
 #include "vector.h"

@@ -1,5 +1,5 @@
 // A convolution with max pooling of 2 x 2, of which a preview in eight bits says which of each four outputs is the largest
-// (gnomon/compiler/preview.py), so that one of four is computed in float32. Written above this text: CHANNELS of the input, a
+// (gnomon/compiler/kernels/preview.py), so that one of four is computed in float32. Written above this text: CHANNELS of the input, a
 // multiple of PART, which is one of 16; TALL and ACROSS of the kernel, WIDE, the padded input's columns. Images lie channels last.
 // A preview's order of four sums is that of their codes: what all four have in common (scales, bias, zero) is left out.
 #include <immintrin.h>

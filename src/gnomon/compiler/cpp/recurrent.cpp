@@ -1,4 +1,4 @@
-// One direction of one layer of an LSTM or a GRU over all steps (gnomon/compiler/recurrent.py). What the inputs give is
+// One direction of one layer of an LSTM or a GRU over all steps (gnomon/compiler/kernels/recurrent.py). What the inputs give is
 // multiplied before, for all steps at once. Here the recurrent weights lie in panels of VW units with all their gates, so
 // that a step makes the gates of those units in registers and goes on to the new state without leaving them. Each thread has
 // the same panels in every step, and waits for the others between steps by spinning.

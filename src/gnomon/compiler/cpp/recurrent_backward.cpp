@@ -1,4 +1,4 @@
-// The backward of one direction of one layer of an LSTM or a GRU over all steps (gnomon/compiler/recurrent_training.py), the
+// The backward of one direction of one layer of an LSTM or a GRU over all steps (gnomon/compiler/kernels/recurrent_training.py), the
 // last step first: gradients of the gates of every step and of the first states. What is left, gradients of inputs and
 // weights, are products over all steps at once, and the library's. Each thread has the same units in every step: it makes
 // their gates' gradients, waits until all have, and multiplies these by its part of the weights, GROUP vectors of units that

@@ -1,5 +1,5 @@
 // Numbers rounded to codes with a scale for each group, and laid as products' kernels read them, in one pass
-// (gnomon/compiler/stored_rounded.py): what storage/integers.py rounds to and stored.py lays, bit for bit.
+// (gnomon/compiler/kernels/stored_rounded.py): what storage/integers.py rounds to and stored.py lays, bit for bit.
 // Shapes: x (rows, columns) in float32 or bfloat16; codes (panels, steps, 4 side bytes), a step being `side` outputs times 4 columns
 // times `layers` of codes that lie over each other; scales (panels, groups, side). A row may be anywhere in its panel.
 #include <immintrin.h>

@@ -1,4 +1,4 @@
-// A linear recurrence over time, h[t] = a[t] * h[t-1] + b[t], of (steps, batch, width, n) numbers (gnomon/compiler/scan.py).
+// A linear recurrence over time, h[t] = a[t] * h[t-1] + b[t], of (steps, batch, width, n) numbers (gnomon/compiler/kernels/scan.py).
 // a is a product of factors, or its exponential, and b is one; a factor is the same along the dims that it lacks, and nothing
 // is written of either. With DOT what comes out is the sum over n of h times a weight, and no h is written.
 // The text before this one says RATES, DRIVES, EXP, DOT, BACKWARD, and for each factor whether it varies along n and time.

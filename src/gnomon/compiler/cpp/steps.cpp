@@ -1,4 +1,4 @@
-// A run of a graph's steps as one call (gnomon/compiler/steps.py): kernels of ours and ATen's operations, one after another,
+// A run of a graph's steps as one call (gnomon/compiler/tasks/steps.py): kernels of ours and ATen's operations, one after another,
 // on buffers that lie in one arena. What is called and with what stands in a table of 64-bit words that Python made once.
 // PyTorch is reached by its C interface (torch/csrc/inductor/aoti_torch/c/shim.h, torch/csrc/stable/c/shim.h), Python by its
 // limited one, both through addresses: nothing of them is included or linked.
@@ -79,7 +79,7 @@ struct Table {                                         // as _Table in steps.py 
     Word held;                                         // tensors that the run holds beside its inputs
 };
 
-// Packed weights (gnomon/compiler/convolutions.py), by the digest of what they were packed from. Replaced under `taken`.
+// Packed weights (gnomon/compiler/kernels/convolutions.py), by the digest of what they were packed from. Replaced under `taken`.
 constexpr int MOST_PACKED = 4;
 struct Packed { uint64_t digest; Handle weight, bias; };
 struct Slot {

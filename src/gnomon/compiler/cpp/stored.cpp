@@ -1,4 +1,4 @@
-// Products with weights that are stored in few bits (gnomon/compiler/stored.py), which writes the constants above this text:
+// Products with weights that are stored in few bits (gnomon/compiler/kernels/stored.py), which writes the constants above this text:
 //   BITS 2, 4, 8, 16, 32 of a code       GROUP    columns that share a scale, 0 for all of a row
 //   ACTS 8, 16, 32      bits of activations: codes with a scale for each row and group, bfloat16, or float32 (weights too)
 //   HALF 0, 1           scales in float16 or float32      ZEROS 0, 1  whether groups have zeros of their own

@@ -1,4 +1,4 @@
-// What a product with a stored weight is told (gnomon/compiler/stored.py); kernels of whole layers (gnomon/serve) call it too.
+// What a product with a stored weight is told (gnomon/compiler/kernels/stored.py); kernels of whole layers (gnomon/serve) call it too.
 #pragma once
 #include <stdint.h>
 

@@ -1,4 +1,4 @@
-// Products with weights of which a part is kept (gnomon/compiler/stored_sparse.py), which writes the constants above this text:
+// Products with weights of which a part is kept (gnomon/compiler/kernels/stored_sparse.py), which writes the constants above this text:
 //   KIND       how what is kept is laid (below)
 //   ACTS       bits of activations and of kept numbers: 8 (codes with a scale for each row), 16 (bfloat16), 32
 //   N, M       of N_OF_M: kept of so many columns side by side; M is 2, 4, 8 or 16

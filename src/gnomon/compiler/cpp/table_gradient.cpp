@@ -1,4 +1,4 @@
-// The gradient of a table of which rows were looked up (gnomon/compiler/table_gradient.py): zeros written past the caches,
+// The gradient of a table of which rows were looked up (gnomon/compiler/kernels/table_gradient.py): zeros written past the caches,
 // as a table is larger than what was looked up, and each looked up row's gradient added, in the order of the indices. Of
 // bfloat16 each sum is rounded when it is made, as ATen does.
 #include "vector.h"

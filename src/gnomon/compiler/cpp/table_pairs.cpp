@@ -1,4 +1,4 @@
-// Products of chosen pairs of a sample's vectors that are rows of tables (gnomon/compiler/table_pairs.py). The rows of a
+// Products of chosen pairs of a sample's vectors that are rows of tables (gnomon/compiler/kernels/table_pairs.py). The rows of a
 // sample are brought together in the first cache and multiplied there (pairs.h): what all samples read, (batch, vectors,
 // depth), is never written. While a sample is multiplied, rows of one that comes later are asked for, a few beside each
 // tile of products: they come from anywhere in tables that no cache holds, and a core waits for so many at once only.

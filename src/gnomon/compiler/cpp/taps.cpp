@@ -1,4 +1,4 @@
-// A convolution as a matrix product whose rows are never written (gnomon/compiler/taps.py): an output pixel is a row of
+// A convolution as a matrix product whose rows are never written (gnomon/compiler/kernels/taps.py): an output pixel is a row of
 // what its window holds, and a tile reads the windows of ROWS pixels beside each other where they lie,
 //     out[y, x, n] = after(sum over taps i, j and channels c of image[y * stride_h + i * dilation_h, x * stride_w + j * dilation_w, c] w[n, c, i, j])
 // Images lie channels last, so the taps of a window's line and their channels are one run of memory (of a line of 7 x 3 of an

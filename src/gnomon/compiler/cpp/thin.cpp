@@ -1,4 +1,4 @@
-// A linear layer of few rows, or a convolution that gives few positions (gnomon/compiler/thin.py): out[p, n] = after(sum over
+// A linear layer of few rows, or a convolution that gives few positions (gnomon/compiler/kernels/thin.py): out[p, n] = after(sum over
 // k of w[n, k] x[p, k] + bias[n]), after: ReLU or nothing. Nearly all memory is weights, which are read once, as they lie, a
 // vector of k at a time; nothing of them is turned or packed. A convolution's x is gathered first, k beside each other.
 #include "vector.h"

@@ -1,4 +1,4 @@
-// A convolution of 3 x 3, stride 1, with what follows it, by Winograd's minimal filtering (gnomon/compiler/winograd.py):
+// A convolution of 3 x 3, stride 1, with what follows it, by Winograd's minimal filtering (gnomon/compiler/kernels/winograd.py):
 // OUT x OUT outputs of a tile are computed from IN x IN inputs, IN = OUT + 2, by IN * IN products in place of 9 * OUT * OUT,
 //     Y = A' [ sum over channels of (G g G') * (B' d B) ] A,       * of the numbers at the same place
 // d (IN, IN) a tile of the input, g (3, 3) of the weights, Y (OUT, OUT). G g G' is packed. Images lie channels last, so a

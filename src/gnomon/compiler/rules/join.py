@@ -11,10 +11,10 @@ from typing import Any
 
 import torch
 
-from gnomon.compiler.body import Tensor, UnfitError
-from gnomon.compiler.lowering import Lowering
-from gnomon.compiler.sizes import equal
-from gnomon.compiler.values import index, where
+from gnomon.compiler.tiles.body import Tensor, UnfitError
+from gnomon.compiler.tiles.lowering import Lowering
+from gnomon.compiler.tiles.sizes import equal
+from gnomon.compiler.tiles.values import index, where
 
 aten = torch.ops.aten
 MOST = 4

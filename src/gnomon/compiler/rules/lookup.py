@@ -11,10 +11,10 @@ from typing import Any
 
 import torch
 
-from gnomon.compiler.body import Input, Tensor, UnfitError, kind_of
-from gnomon.compiler.lowering import Lowering
-from gnomon.compiler.sizes import equal, sizes_of
-from gnomon.compiler.values import Value, index
+from gnomon.compiler.tiles.body import Input, Tensor, UnfitError, kind_of
+from gnomon.compiler.tiles.lowering import Lowering
+from gnomon.compiler.tiles.sizes import equal, sizes_of
+from gnomon.compiler.tiles.values import Value, index
 
 aten = torch.ops.aten
 

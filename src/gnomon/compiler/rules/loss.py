@@ -12,10 +12,10 @@ from typing import Any
 
 import torch
 
-from gnomon.compiler.body import Tensor, UnfitError
-from gnomon.compiler.lowering import Lowering, axes_in
-from gnomon.compiler.sizes import sizes_of
-from gnomon.compiler.values import Value, is_at, where
+from gnomon.compiler.tiles.body import Tensor, UnfitError
+from gnomon.compiler.tiles.lowering import Lowering, axes_in
+from gnomon.compiler.tiles.sizes import sizes_of
+from gnomon.compiler.tiles.values import Value, is_at, where
 
 aten = torch.ops.aten
 NONE, MEAN, SUM = 0, 1, 2

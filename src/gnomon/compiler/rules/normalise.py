@@ -12,10 +12,10 @@ from typing import Any
 
 import torch
 
-from gnomon.compiler.body import Tensor, UnfitError
-from gnomon.compiler.lowering import Dims, Lowering, axes_in
 from gnomon.compiler.rules.reduce import variance_of
-from gnomon.compiler.values import Value, exp, log, one, rsqrt
+from gnomon.compiler.tiles.body import Tensor, UnfitError
+from gnomon.compiler.tiles.lowering import Dims, Lowering, axes_in
+from gnomon.compiler.tiles.values import Value, exp, log, one, rsqrt
 
 aten = torch.ops.aten
 

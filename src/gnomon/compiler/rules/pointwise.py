@@ -13,10 +13,10 @@ from typing import Any
 
 import torch
 
-from gnomon.compiler.body import HELD, Tensor, UnfitError, kind_of
-from gnomon.compiler.lowering import Lowering, as_type
-from gnomon.compiler.sizes import sizes_of
-from gnomon.compiler.values import (
+from gnomon.compiler.tiles.body import HELD, Tensor, UnfitError, kind_of
+from gnomon.compiler.tiles.lowering import Lowering, as_type
+from gnomon.compiler.tiles.sizes import sizes_of
+from gnomon.compiler.tiles.values import (
     Value,
     erf,
     exp,

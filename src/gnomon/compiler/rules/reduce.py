@@ -12,10 +12,10 @@ from typing import Any
 
 import torch
 
-from gnomon.compiler.body import Tensor, UnfitError
-from gnomon.compiler.lowering import Dims, Lowering, as_type, axes_in, dims_over
-from gnomon.compiler.sizes import equal
-from gnomon.compiler.values import Value, exp, log, maximum, one, real, sqrt, where
+from gnomon.compiler.tiles.body import Tensor, UnfitError
+from gnomon.compiler.tiles.lowering import Dims, Lowering, as_type, axes_in, dims_over
+from gnomon.compiler.tiles.sizes import equal
+from gnomon.compiler.tiles.values import Value, exp, log, maximum, one, real, sqrt, where
 
 aten = torch.ops.aten
 

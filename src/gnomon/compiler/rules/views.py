@@ -15,9 +15,9 @@ from typing import Any
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
-from gnomon.compiler.body import Tensor, UnfitError
-from gnomon.compiler.lowering import Lowering
-from gnomon.compiler.sizes import equal, sizes_of
+from gnomon.compiler.tiles.body import Tensor, UnfitError
+from gnomon.compiler.tiles.lowering import Lowering
+from gnomon.compiler.tiles.sizes import equal, sizes_of
 
 aten = torch.ops.aten
 

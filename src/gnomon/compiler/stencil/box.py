@@ -13,8 +13,8 @@ from typing import Any
 
 import torch
 
-from gnomon.compiler.device import DeviceDescription
 from gnomon.compiler.stencil.stages import Factor, Read, Stage
+from gnomon.compiler.tiles.device import DeviceDescription
 
 GROUP = 16
 """Outputs beside each other that are one row of the product."""

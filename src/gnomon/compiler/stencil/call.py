@@ -17,9 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from gnomon.compiler.body import UnfitError
 from gnomon.compiler.build import kernel_of
-from gnomon.compiler.device import this_device
 from gnomon.compiler.machine import this_machine
 from gnomon.compiler.node import Node
 from gnomon.compiler.stencil import cpp_rows
@@ -27,7 +25,9 @@ from gnomon.compiler.stencil.find import Region, few_channels, regions, stencil
 from gnomon.compiler.stencil.lags import Pipeline, parts, pipeline
 from gnomon.compiler.stencil.stages import Stencil
 from gnomon.compiler.stencil.tile import Tile, block, foretold, sizes, tiled
-from gnomon.compiler.tried import TriedKernel
+from gnomon.compiler.tiles.body import UnfitError
+from gnomon.compiler.tiles.device import this_device
+from gnomon.compiler.tune.tried import TriedKernel
 
 FEWEST = 4096
 """Results from which on a convolution is a stencil; smaller ones are for kernels that begin faster (`thin`)."""

@@ -12,13 +12,13 @@ import re
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from gnomon.compiler.body import kind_of
 from gnomon.compiler.build import ASKS
-from gnomon.compiler.cpp_text import SCALAR, TYPES, Text, expression
-from gnomon.compiler.stages import classify
 from gnomon.compiler.stencil.lags import LaggedArray, Pipeline
 from gnomon.compiler.stencil.stages import Factor, Read, Stage, weighted
-from gnomon.compiler.tiles import Nest
+from gnomon.compiler.text.cpp_text import SCALAR, TYPES, Text, expression
+from gnomon.compiler.tiles.body import kind_of
+from gnomon.compiler.tiles.stages import classify
+from gnomon.compiler.tiles.tiling import Nest
 
 DIMS = "smv"
 """Dims of the text: s rows, m what lies between, v points of a row."""

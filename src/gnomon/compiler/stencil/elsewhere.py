@@ -16,13 +16,13 @@ from torch import Tensor
 from torch._dynamo.backends.common import aot_autograd
 from torch._functorch._aot_autograd.utils import make_boxed_func
 
-from gnomon.compiler.body import UnfitError
-from gnomon.compiler.device import DeviceDescription, described
 from gnomon.compiler.stencil import cpp_rows, scratchpad, triton_rows
 from gnomon.compiler.stencil.call import replaced
 from gnomon.compiler.stencil.lags import parts, pipeline
 from gnomon.compiler.stencil.stages import Stencil
 from gnomon.compiler.stencil.tile import block, tiled
+from gnomon.compiler.tiles.body import UnfitError
+from gnomon.compiler.tiles.device import DeviceDescription, described
 from gnomon.errors import InputError
 from gnomon.units import show_bytes, show_seconds
 

@@ -15,12 +15,12 @@ from typing import Any
 
 import torch
 
-from gnomon.compiler.body import Body, External, UnfitError
-from gnomon.compiler.lowering import Lowering
 from gnomon.compiler.node import Node
 from gnomon.compiler.rules import pointwise
 from gnomon.compiler.stencil.stages import FURTHEST, MANY, Factor, Read, Shift, Stage, Stencil
-from gnomon.compiler.values import Value
+from gnomon.compiler.tiles.body import Body, External, UnfitError
+from gnomon.compiler.tiles.lowering import Lowering
+from gnomon.compiler.tiles.values import Value
 
 aten = torch.ops.aten
 CHANNELS = 4

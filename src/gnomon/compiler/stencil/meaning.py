@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gnomon.compiler.body import HELD, UnfitError
 from gnomon.compiler.stencil.stages import Factor, Read, Stage
+from gnomon.compiler.tiles.body import HELD, UnfitError
 
 KINDS = {"F": torch.float32, "D": torch.float64, "L": torch.int64, "B": torch.bool}
 MEANS: dict[str, Callable[..., Tensor]] = {

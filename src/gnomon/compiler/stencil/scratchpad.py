@@ -20,14 +20,14 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
-from gnomon.compiler.body import UnfitError, kind_of
-from gnomon.compiler.cpp_text import BINARY, COMPARE
-from gnomon.compiler.device import DeviceDescription
-from gnomon.compiler.stages import COST
 from gnomon.compiler.stencil.lags import Pipeline, parts, pipeline
 from gnomon.compiler.stencil.meaning import value_of
 from gnomon.compiler.stencil.stages import Factor, Read, Stage, Stencil
 from gnomon.compiler.stencil.tile import borders
+from gnomon.compiler.text.cpp_text import BINARY, COMPARE
+from gnomon.compiler.tiles.body import UnfitError, kind_of
+from gnomon.compiler.tiles.device import DeviceDescription
+from gnomon.compiler.tiles.stages import COST
 
 Region: TypeAlias = tuple[tuple[int, int], ...]
 """[first, after) by dim."""

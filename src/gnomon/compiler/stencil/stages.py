@@ -1,8 +1,8 @@
 """What a stencil is: stages, each a body over a domain, that read each other's values at constant distances.
 
 A `Stage` computes one array from fields: inputs, or stages before it. A `Read` says where: the stage's own place plus a
-shift, and what stands outside the field. Bodies are those of groups (`gnomon.compiler.body`), by the same rules, so
-whatever is pointwise there is so here. Dims are those of the arrays without dims of size 1, or, where channels are
+shift, and what stands outside the field. Bodies are those of groups (`gnomon.compiler.tiles.body`), by the same rules,
+so whatever is pointwise there is so here. Dims are those of the arrays without dims of size 1, or, where channels are
 mixed, all of them. Leaves out graphs (`find`) and order (`lags`).
 Source: the stages and shifts are those of MSC (ICPP 2021); images that images are made of are Halide's (PLDI 2013).
 """
@@ -15,8 +15,8 @@ from typing import Any, Literal
 
 import torch
 
-from gnomon.compiler.body import Body, kind_of
-from gnomon.compiler.stages import live
+from gnomon.compiler.tiles.body import Body, kind_of
+from gnomon.compiler.tiles.stages import live
 
 Shift = tuple[int, ...]
 MANY = 16

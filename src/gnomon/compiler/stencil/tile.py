@@ -14,11 +14,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import prod
 
-from gnomon.compiler.body import kind_of
-from gnomon.compiler.device import DeviceDescription, Level
-from gnomon.compiler.stages import COST
 from gnomon.compiler.stencil.lags import Pipeline, Place, parts, pipeline
 from gnomon.compiler.stencil.stages import MANY, Read, Stencil, weighted
+from gnomon.compiler.tiles.body import kind_of
+from gnomon.compiler.tiles.device import DeviceDescription, Level
+from gnomon.compiler.tiles.stages import COST
 
 DEPTHS = (1, 2, 4, 8, 16, 32)
 LOADED = 1.0

@@ -17,13 +17,13 @@ from typing import Any
 
 import torch
 
-from gnomon.compiler.device import DeviceDescription
 from gnomon.compiler.stencil.box import Box, box_of, pays
 from gnomon.compiler.stencil.cpp_rows import nest_of
 from gnomon.compiler.stencil.lags import Pipeline, pipeline
 from gnomon.compiler.stencil.stages import Factor, Read, Stage, Stencil
-from gnomon.compiler.triton_module import module_of
-from gnomon.compiler.triton_text import HEAD, TritonText, expression
+from gnomon.compiler.text.triton_module import module_of
+from gnomon.compiler.text.triton_text import HEAD, TritonText, expression
+from gnomon.compiler.tiles.device import DeviceDescription
 
 ROWS, POINTS = 8, 128
 """Of a program's tile: whole lines of memory, few rows so that neighbours are still in the cache."""

@@ -13,8 +13,8 @@ from itertools import cycle
 
 import torch
 
-from gnomon.compiler import stored
-from gnomon.compiler.stored import PackedStored
+from gnomon.compiler.kernels import stored
+from gnomon.compiler.kernels.stored import PackedStored
 from gnomon.hardware import Axis
 from gnomon.hardware.served import (
     BEFORE,

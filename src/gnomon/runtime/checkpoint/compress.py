@@ -30,10 +30,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
+from gnomon.compiler.kernels.stored import BITS
+from gnomon.compiler.kernels.stored_choice import storage_s
 from gnomon.compiler.machine import this_machine
-from gnomon.compiler.stored import BITS
-from gnomon.compiler.stored_choice import storage_s
-from gnomon.compiler.tile_cost import Rates, rates
+from gnomon.compiler.tiles.tile_cost import Rates, rates
 from gnomon.errors import InputError, RunError
 from gnomon.formats.huggingface.known import layout
 from gnomon.formats.huggingface.quantised import eight_config, packed, packed_config

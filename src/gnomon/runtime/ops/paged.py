@@ -21,8 +21,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gnomon.compiler.build import HEADERS, kernel_of
-from gnomon.compiler.tried import text_of
+from gnomon.compiler.build import CPP, kernel_of
+from gnomon.compiler.tune.tried import text_of
 from gnomon.runtime.ops.site import Site
 
 VECTOR = 16
@@ -52,7 +52,7 @@ class PagedCall(ctypes.Structure):
 @cache
 def kernel(dtype: torch.dtype) -> Callable[[Any], int] | None:
     """The compiled kernel, None where it does not compile."""
-    return kernel_of(text_of(HEADERS / "paged.cpp", dtype), ctypes.c_void_p) if dtype in KERNELS else None
+    return kernel_of(text_of(CPP / "paged.cpp", dtype), ctypes.c_void_p) if dtype in KERNELS else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -277,3 +277,24 @@ def test_a_kernel_refuses_smaller_blocks_than_it_has_tiles_for() -> None:
         assert (out is None) == (0 < m < -(-m // rows) * least)
         if out is not None:
             torch.testing.assert_close(out, x @ w.t(), rtol=2e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(("lost_s", "used"), [(5e-6, True), (5e-5, False)])
+def test_a_kernel_that_lost_to_its_call_by_python_is_called_by_cpp(
+    monkeypatch: pytest.MonkeyPatch, lost_s: float, used: bool
+) -> None:
+    def seconds(run: Any, *_: Any, **__: Any) -> tuple[float, float]:
+        return (1e-3 + lost_s, 1e-3) if "own" in run.__code__.co_freevars else (1e-3, 2e-3)
+
+    monkeypatch.setattr(gate, "_times", seconds)
+    monkeypatch.setattr(gate, "_verdicts", {})
+    monkeypatch.setattr(gate, "_read", lambda key: None)
+    monkeypatch.setattr(gate, "_write", lambda key, verdict: None)
+    monkeypatch.setattr(products, "FEWEST", 1)
+    model = torch.nn.Sequential(torch.nn.Linear(12, 20), torch.nn.ReLU(), torch.nn.Linear(20, 6)).eval()
+    fast, x = compiled(model), torch.tensor([[float("nan")] * 12, *torch.randn(8, 12).tolist()])
+    with torch.no_grad():
+        for _ in range(3):
+            torch.testing.assert_close(fast(x), model(x), equal_nan=True, rtol=2e-4, atol=1e-5)
+    [report] = backend.reports
+    assert [(one.own_kept, one.kept) for one in report.products] == [(used, not used)] * 2

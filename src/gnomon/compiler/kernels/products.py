@@ -111,7 +111,8 @@ class TriedMatmul:
     @property
     def kept(self) -> bool:
         """Whether oneDNN runs it."""
-        return self.by == "oneDNN" and any(t.kept and not t.second_kept for t in self.trials.values())
+        kept = any(t.kept and not t.second_kept for t in self.trials.values())
+        return self.by == "oneDNN" and kept and not self.in_call
 
     @property
     def own_kept(self) -> bool:
@@ -124,12 +125,17 @@ class TriedMatmul:
         trial = self.trials.get(()) if self.fixed else None
         if trial is None or trial.kept is None or self.steps is None:
             return None
-        which = self._which(trial)
-        if which == "aten" and self.by != "oneDNN" and not trial.verdict.get("wrong"):  # it lost to a call by Python
-            lost_s = trial.verdict["kernel_s"] - trial.verdict["aten_s"]
-            which = "run" if lost_s < thin.CALL_S else which
-            self.in_call = which == "run"
-        return self.steps(node, which, self.after)
+        which = self._in_call(trial)
+        steps = self.steps(node, which, self.after)
+        self.in_call = steps is not None and which != self._which(trial)
+        return steps
+
+    def _in_call(self, trial: Trial) -> str:
+        """What C++ calls: a kernel of ours too that lost by less than Python takes to call it in a trial."""
+        which, second = self._which(trial), trial.verdict.get("second", {})
+        if self.own is not None and which != "own" and _nearly(second):
+            return "own"
+        return "run" if which == "aten" and self.by != "oneDNN" and _nearly(trial.verdict) else which
 
     def settled(self) -> Callable[..., Tensor] | None:
         """What is called from now on, without asking which: known where no size changes and the trial is over."""
@@ -137,6 +143,11 @@ class TriedMatmul:
             return None
         trial = self.trials[()]
         return None if trial.kept is None else self._chosen(trial)
+
+
+def _nearly(verdict: dict[str, Any]) -> bool:
+    """Whether a kernel of ours that was right lost to nothing but what Python takes to call it."""
+    return "kernel_s" in verdict and verdict["kernel_s"] - verdict["aten_s"] < thin.CALL_S
 
 
 def fuse(graph: fx.Graph) -> list[TriedMatmul]:

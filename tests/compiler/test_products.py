@@ -287,6 +287,7 @@ def test_a_kernel_that_lost_to_its_call_by_python_is_called_by_cpp(
         return (1e-3 + lost_s, 1e-3) if "own" in run.__code__.co_freevars else (1e-3, 2e-3)
 
     monkeypatch.setattr(gate, "_times", seconds)
+    monkeypatch.setattr(gate, "SLOWER", 1.0)
     monkeypatch.setattr(gate, "_verdicts", {})
     monkeypatch.setattr(gate, "_read", lambda key: None)
     monkeypatch.setattr(gate, "_write", lambda key, verdict: None)

@@ -96,3 +96,19 @@ def test_gradients_of_a_scan_are_those_of_pytorch() -> None:
         function(*given).square().sum().backward()
         gradients.append([one.grad for one in given])
     torch.testing.assert_close(*gradients, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("reverse", [False, True])
+def test_gradients_of_a_scan_whose_last_state_is_summed_are_eagers(reverse: bool) -> None:
+    """The gradient of a sum is one number expanded, with which the backward's first step begins; its others have more."""
+
+    def loss(x: Any, first: Any, w: Any) -> Any:
+        last, out = scan(lambda c, x: ((n := torch.tanh(c * w + x)), n * 2.0), first, x, dim=0, reverse=reverse)
+        return out.square().sum() + last.sum()
+
+    inputs = [torch.randn(*shape, dtype=torch.float64, requires_grad=True) for shape in ((7, 3, 5), (3, 5), (3, 5))]
+    wanted = torch.autograd.grad(loss(*inputs), inputs)
+    fast = torch.compile(loss, backend="gnomon")
+    for _ in range(2):
+        for made, one in zip(torch.autograd.grad(fast(*inputs), inputs), wanted, strict=True):
+            torch.testing.assert_close(made, one, rtol=1e-12, atol=1e-12)

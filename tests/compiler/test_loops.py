@@ -100,7 +100,7 @@ def test_gradients_of_a_scan_are_those_of_pytorch() -> None:
 
 @pytest.mark.parametrize("reverse", [False, True])
 def test_gradients_of_a_scan_whose_last_state_is_summed_are_eagers(reverse: bool) -> None:
-    """The gradient of a sum is one number expanded, with which the backward's first step begins; its others have more."""
+    """The gradient of a sum is one number expanded: the backward begins with it, and its later steps have more."""
 
     def loss(x: Any, first: Any, w: Any) -> Any:
         last, out = scan(lambda c, x: ((n := torch.tanh(c * w + x)), n * 2.0), first, x, dim=0, reverse=reverse)

@@ -249,3 +249,15 @@ def test_integers_wrap_by_the_compilers_word() -> None:
         larger, product = run(made, x)
         assert torch.equal(larger, (x + 1) > x) and torch.equal(product, x * 31 - 7)
     assert "-fwrapv" not in compiled(lambda x: F.gelu(x) * 2, torch.randn(9)).program.groups[0].kernel.source
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_an_assertion_of_the_graph_is_made_in_every_call(dynamic: bool) -> None:
+    torch._dynamo.reset()
+    fast = torch.compile(lambda x: F.one_hot(x, 3).float() * 2, backend="gnomon", dynamic=dynamic)
+    for classes in ([0, 2, 1], [1, 1, 0, 2], [2, 0, 1]):
+        x = torch.tensor(classes)
+        assert torch.equal(fast(x), F.one_hot(x, 3).float() * 2)
+    for classes in ([0, 5, 1], [0, -1, 1]):
+        with pytest.raises(RuntimeError, match="Class values must be"):
+            fast(torch.tensor(classes))

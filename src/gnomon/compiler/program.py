@@ -244,12 +244,17 @@ def _output(body: Any, node: torch.fx.Node) -> Output:
     return output(body, node, body.tensors[node], sizes_of(value.stride()))
 
 
+ASSERTIONS = (torch.ops.aten._assert_async.msg, torch.ops.aten._assert_async.default)
+"""What raises where a tensor is false, as of `one_hot`'s classes, and gives nothing."""
+
+
 def _has_effects(node: torch.fx.Node) -> bool:
-    """Writes, random numbers, calls that are not plain functions: they run, and in the order of the graph."""
+    """Writes, random numbers, assertions, calls that are no plain functions: they run, in the order of the graph."""
     if node.op != "call_function":
         return node.op in ("call_module", "call_method")
     if isinstance(node.target, torch._ops.OpOverload):
-        return node.target._schema.is_mutable or torch.Tag.nondeterministic_seeded in node.target.tags
+        random = torch.Tag.nondeterministic_seeded in node.target.tags
+        return node.target._schema.is_mutable or random or node.target in ASSERTIONS
     return isinstance(node.target, torch._ops.HigherOrderOperator) or getattr(node.target, "effects", False)
 
 

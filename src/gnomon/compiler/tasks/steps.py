@@ -633,7 +633,7 @@ def _operation(node: Node) -> Operation:
         raise UnfitStepError("an operation that may give its argument")
     if any(one.alias_info is not None for one in (*schema.arguments, *schema.returns)):
         raise UnfitStepError("an operation that may give its argument")
-    if any(one.type.kind() != "TensorType" for one in schema.returns):
+    if not schema.returns or any(one.type.kind() != "TensorType" for one in schema.returns):
         raise UnfitStepError("results that are no tensors")
     if schema.name.startswith("aten::_embedding_bag"):  # some of its results have no memory, whatever fake tensors say
         raise UnfitStepError("an operation that may give a result without memory")
